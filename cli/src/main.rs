@@ -1,0 +1,47 @@
+//! `callsight`: argv → one verb → exit code.
+//!
+//! Each verb is a file of its own: its arguments, one call into a crate, what it prints.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod analyze;
+mod demo;
+mod init;
+mod run;
+mod serve;
+
+/// Function-level tracing for C, C++ and Rust projects.
+#[derive(Parser)]
+#[command(name = "callsight", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Analyze(analyze::Args),
+    Demo(demo::Args),
+    Init(init::Args),
+    Run(run::Args),
+    Serve(serve::Args),
+}
+
+/// Exit code for input that cannot be used; the message says what would help.
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().verb {
+        Verb::Analyze(args) => analyze::run(args),
+        Verb::Demo(args) => demo::run(args),
+        Verb::Init(args) => init::run(args),
+        Verb::Run(args) => run::run(args),
+        Verb::Serve(args) => serve::run(args),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("callsight: {error:#}");
+        ExitCode::from(BAD_INPUT)
+    })
+}

@@ -1,0 +1,4 @@
+//! stub
+#![no_std]
+#[panic_handler]
+fn p(_: &core::panic::PanicInfo) -> ! { loop {} }
