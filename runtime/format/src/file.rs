@@ -114,7 +114,8 @@ impl FileHeader {
         if event_size as usize != EVENT_BYTES {
             return Err(HeaderError::EventSize { found: event_size });
         }
-        let mut header = FileHeader { magic: FILE_MAGIC, version, event_size, ..Default::default() };
+        let mut header =
+            FileHeader { magic: FILE_MAGIC, version, event_size, ..Default::default() };
         match version {
             1 => header.header_size = FILE_HEADER_V1_BYTES as u32,
             2 => {
@@ -338,7 +339,8 @@ mod tests {
 
     #[test]
     fn a_header_survives_both_byte_orders() {
-        let origin = Origin { flags: 1, load_bias: 2, tick_hz: 3, t0_ticks: 4, t0_ns: 5, hook_ns: 6 };
+        let origin =
+            Origin { flags: 1, load_bias: 2, tick_hz: 3, t0_ticks: 4, t0_ns: 5, hook_ns: 6 };
         let header = FileHeader::new(origin, 7, 8);
         for order in [ByteOrder::Little, ByteOrder::Big] {
             assert_eq!(FileHeader::parse(&header.to_bytes(order)), Ok((header, order)));

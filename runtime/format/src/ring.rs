@@ -251,8 +251,8 @@ pub struct PageHeader {
     pub read: u32,
     /// 0.
     pub pad: u32,
-    /// 0.
-    pub reserved: u64,
+    /// All events the writer had dropped before this page, of any cause.
+    pub lost_total: u64,
 }
 
 const _: () = assert!(size_of::<PageHeader>() == PAGE_HEADER_BYTES);
@@ -282,23 +282,26 @@ impl RingLayout {
     /// and a quiet thread holds one back from the others. Any size below [`RING_MIN_BYTES`] or
     /// above 4 GiB less a page gives the default (2).
     pub const fn of(asked: u64) -> RingLayout {
-        let asked = if asked < RING_MIN_BYTES || asked > 0xffff_ffff { RING_DEFAULT_BYTES } else { asked };
-        let mut page_bytes = 1024;
-        while page_bytes < 16 << 10 && page_bytes * 2 * 64 <= asked {
-            page_bytes *= 2;
+        let asked =
+            if asked < RING_MIN_BYTES || asked > 0xffff_ffff { RING_DEFAULT_BYTES } else { asked };
+        // Shifts instead of divisions: the runtime has no panics, so no division may fail.
+        let mut page_bits = 10;
+        while page_bits < 14 && (64 << (page_bits + 1)) <= asked {
+            page_bits += 1;
         }
-        while asked / page_bytes > RING_MAX_PAGES as u64 {
-            page_bytes *= 2;
+        while asked >> page_bits > RING_MAX_PAGES as u64 {
+            page_bits += 1;
         }
-        let page_count = asked / page_bytes;
+        let page_bytes = 1u64 << page_bits;
+        let page_count = asked >> page_bits;
         let mut slot_count = page_count * 2;
         if slot_count < 64 {
             slot_count = 64;
         }
         let align = if page_bytes > 4096 { page_bytes } else { 4096 };
         let end = RING_WRITERS_OFFSET as u64 + slot_count * RING_WRITER_BYTES as u64;
-        let pages_offset = end.div_ceil(align) * align;
-        let capacity = page_count * page_bytes;
+        let pages_offset = (end + align - 1) & !(align - 1);
+        let capacity = page_count << page_bits;
         RingLayout {
             page_bytes: page_bytes as u32,
             page_count: page_count as u32,

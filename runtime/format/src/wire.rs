@@ -208,7 +208,8 @@ mod tests {
 
     #[test]
     fn a_handshake_survives_both_byte_orders() {
-        let origin = Origin { flags: 5, load_bias: 1, tick_hz: 2, t0_ticks: 3, t0_ns: 4, hook_ns: 9 };
+        let origin =
+            Origin { flags: 5, load_bias: 1, tick_hz: 2, t0_ticks: 3, t0_ns: 4, hook_ns: 9 };
         for order in [ByteOrder::Little, ByteOrder::Big] {
             let bytes = Handshake::to_bytes(&origin, order);
             assert_eq!(Handshake::parse(&bytes), Ok((origin, order)));

@@ -29,5 +29,8 @@ fn the_committed_header_is_what_the_types_generate() {
         std::fs::write(header_path(), &generated).expect("write trace_shm.h");
     }
     let committed = std::fs::read_to_string(header_path()).expect("read trace_shm.h");
-    assert!(committed == generated, "trace_shm.h is stale: UPDATE=1 cargo test -p callsight-format");
+    assert!(
+        committed == generated,
+        "trace_shm.h is stale: UPDATE=1 cargo test -p callsight-format"
+    );
 }

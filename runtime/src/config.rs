@@ -1,0 +1,172 @@
+//! The environment → what to do. Read once a process image, at the first hook.
+//!
+//! The variables mean what they mean in C callsight 0.5.0. A number that is none keeps the
+//! default. `docs/environment.md` describes each.
+
+use callsight_format::{RING_VERSION, RING_VERSION_STREAM};
+
+use crate::bytes::{self, Shared, Text};
+use crate::proc_fs;
+use crate::sys;
+
+/// Longest absolute path of the capture directory, in bytes.
+const DIRECTORY_BYTES: usize = 512;
+
+/// Which clock to use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum ClockChoice {
+    /// The processor's counter where it is invariant, else `CLOCK_MONOTONIC`.
+    Auto,
+    /// `CLOCK_MONOTONIC`.
+    Monotonic,
+    /// `CLOCK_MONOTONIC_RAW`.
+    Raw,
+}
+
+/// What the environment asks for.
+pub struct Config {
+    /// `TRACE_ENABLE` starts with `1`.
+    pub enabled: bool,
+    /// `TRACE_DIR`, absolute, without a closing slash.
+    pub directory: Text<DIRECTORY_BYTES>,
+    given_directory: Text<DIRECTORY_BYTES>,
+    /// `TRACE_SHM` without its slash; empty for files.
+    pub ring_name: Text<256>,
+    /// `TRACE_SHM_SIZE` in bytes, 0 where not given.
+    pub ring_bytes: u64,
+    /// `TRACE_RING`: version of a ring that this process creates.
+    pub ring_version: u32,
+    /// `TRACE_MAX_MB` in bytes; 0 for no limit.
+    pub max_bytes: u64,
+    /// `TRACE_SEG_MB` in bytes; 0 for one segment.
+    pub segment_bytes: u64,
+    /// `TRACE_MIN_FREE_MB` in bytes; 0 for no check.
+    pub min_free_bytes: u64,
+    /// `TRACE_MAX`: events (enters and exits) to record; 0 for no limit.
+    pub max_events: u64,
+    /// `TRACE_FULL` is `wrap`.
+    pub wrap: bool,
+    /// `TRACE_CLOCK`.
+    pub clock: ClockChoice,
+    /// `TRACE_THREADS`: globs of thread names, separated by commas; empty for all.
+    pub threads: Text<512>,
+}
+
+static CONFIG: Shared<Config> = Shared::new(Config {
+    enabled: false,
+    directory: Text::new(),
+    given_directory: Text::new(),
+    ring_name: Text::new(),
+    ring_bytes: 0,
+    ring_version: RING_VERSION,
+    max_bytes: 512 << 20,
+    segment_bytes: 32 << 20,
+    min_free_bytes: 64 << 20,
+    max_events: 0,
+    wrap: false,
+    clock: ClockChoice::Auto,
+    threads: Text::new(),
+});
+
+/// The configuration; written only by [`read`], before any thread records.
+pub fn get() -> &'static Config {
+    // SAFETY: `read` is called once, by the thread that initialises the process, which publishes
+    // its end with release order before any other caller comes here.
+    unsafe { &*CONFIG.get() }
+}
+
+/// Reads the environment.
+pub fn read() {
+    // SAFETY: see `get`.
+    let config = unsafe { &mut *CONFIG.get() };
+    proc_fs::each_variable(|name, value| config.take(name, value));
+    if config.enabled && sys::is_privileged() {
+        // Somebody else's environment must not make a privileged program write files.
+        config.enabled = false;
+    }
+    if config.enabled {
+        config.make_directory_absolute();
+    }
+}
+
+impl Config {
+    fn take(&mut self, name: &[u8], value: &[u8]) {
+        const MB: u64 = 1 << 20;
+        let mb = |default| bytes::number(value).map_or(default, |mb| mb.saturating_mul(MB));
+        let is = |key: &[u8]| bytes::same(name, key);
+        if is(b"TRACE_ENABLE") {
+            self.enabled = value.first() == Some(&b'1');
+        } else if is(b"TRACE_DIR") {
+            self.given_directory.push(value);
+        } else if is(b"TRACE_SHM") {
+            self.ring_name.push(value.strip_prefix_byte(b'/'));
+        } else if is(b"TRACE_SHM_SIZE") {
+            self.ring_bytes = bytes::number(value).unwrap_or(0);
+        } else if is(b"TRACE_RING") {
+            if bytes::number(value) == Some(u64::from(RING_VERSION_STREAM)) {
+                self.ring_version = RING_VERSION_STREAM;
+            }
+        } else if is(b"TRACE_MAX_MB") {
+            self.max_bytes = mb(self.max_bytes);
+        } else if is(b"TRACE_SEG_MB") {
+            self.segment_bytes = mb(self.segment_bytes);
+        } else if is(b"TRACE_MIN_FREE_MB") {
+            self.min_free_bytes = mb(self.min_free_bytes);
+        } else if is(b"TRACE_MAX") {
+            self.max_events = bytes::number(value).unwrap_or(0);
+        } else if is(b"TRACE_FULL") {
+            self.wrap = bytes::same(value, b"wrap");
+        } else if is(b"TRACE_CLOCK") {
+            self.clock = match value.first() {
+                Some(b'm') => ClockChoice::Monotonic,
+                Some(b'r') => ClockChoice::Raw,
+                _ => ClockChoice::Auto,
+            };
+        } else if is(b"TRACE_THREADS") {
+            self.threads.push(value);
+        }
+    }
+
+    fn make_directory_absolute(&mut self) {
+        let given = match self.given_directory.as_bytes() {
+            [] => b"traces",
+            given => given,
+        };
+        if given.first() != Some(&b'/') {
+            static HERE: Shared<[u8; 512]> = Shared::new([0; 512]);
+            // SAFETY: only the initialising thread is here.
+            let here = unsafe { &mut *HERE.get() };
+            let len = sys::working_directory(here).unwrap_or(0);
+            self.directory.push(here.get(..len).unwrap_or(&[])).push(b"/");
+        }
+        let mut end = given.len();
+        while end > 1 && given.get(end - 1) == Some(&b'/') {
+            end -= 1;
+        }
+        self.directory.push(given.get(..end).unwrap_or(given));
+    }
+
+    /// Whether a thread of this name is to be recorded.
+    pub fn wants_thread(&self, name: &[u8]) -> bool {
+        let globs = self.threads.as_bytes();
+        globs.is_empty()
+            || globs.split(|&byte| byte == b',').any(|glob| {
+                let glob = glob.strip_prefix_byte(b' ');
+                !glob.is_empty() && bytes::glob(glob, name)
+            })
+    }
+}
+
+/// `strip_prefix` for one byte; the slice method compares with `memcmp`.
+trait StripByte {
+    fn strip_prefix_byte(&self, byte: u8) -> &[u8];
+}
+
+impl StripByte for [u8] {
+    fn strip_prefix_byte(&self, byte: u8) -> &[u8] {
+        match self {
+            [first, rest @ ..] if *first == byte => rest,
+            all => all,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Notes of this process as records: who it is, its modules, its threads' names and losses.
+//!
+//! Each function gives the `(func, call_site)` words of one record after the other to `put`,
+//! which stores them wherever the sink wants them. `put` answers whether there was room; the
+//! rest of a note is not offered after a no.
+
+use callsight_format::{
+    LossNote, ModuleNote, NOTE_LOSS, NOTE_MAX_BYTES, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PADDING,
+    NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, ProcessNote, StopReason, note_records, note_words,
+};
+
+use crate::modules::{self, Change, Module};
+use crate::process;
+use crate::sys;
+
+/// Stores one record of a note; `false` when there is no room.
+pub type Put<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
+
+/// A note of up to three parts, one behind the other.
+fn write(code: u64, parts: [&[u8]; 3], put: Put) -> bool {
+    let [first, second, third] = parts;
+    let room = NOTE_MAX_BYTES - first.len() - second.len();
+    let third = third.get(..room).unwrap_or(third);
+    let bytes = first.len() + second.len() + third.len();
+    let length = (bytes as u16).to_le_bytes();
+    let byte = |at: usize| -> u8 {
+        let parts = [&length[..], first, second, third];
+        let mut at = at;
+        for part in parts {
+            if let Some(&byte) = part.get(at) {
+                return byte;
+            }
+            at -= part.len();
+        }
+        0
+    };
+    (0..note_records(bytes)).all(|index| {
+        let (func, site) = note_words(code, index, byte);
+        put(func, site)
+    })
+}
+
+/// Which process this is.
+pub fn process(put: Put) -> bool {
+    let me = process::identity();
+    let note = ProcessNote {
+        pid: me.pid,
+        parent_pid: me.parent_pid,
+        start: me.start,
+        flags: me.flags,
+        exe: &[],
+    };
+    write(NOTE_PROCESS, [&note.head(), me.exe(), &[]], put)
+}
+
+/// The calling thread's name.
+pub fn thread_name(put: Put) -> bool {
+    let name = sys::thread_name();
+    let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    write(NOTE_THREAD_NAME, [name.get(..len).unwrap_or(&[]), &[], &[]], put)
+}
+
+/// The modules mapped now, all or what changed since the last look. `false` when not all fit;
+/// what was not told then is told with the next `all`.
+pub fn modules(all: bool, put: Put) -> bool {
+    let mut fitted = true;
+    modules::scan(all, |change| {
+        fitted = fitted && tell(&change, put);
+    });
+    if modules::are_unreadable() {
+        return stop(StopReason::NoModules, b"/proc/self/maps cannot be read", put);
+    }
+    fitted
+}
+
+/// What a change of the module map looks like as records.
+fn tell(change: &Change, put: Put) -> bool {
+    match change {
+        Change::Loaded(module, path) => {
+            let note = ModuleNote {
+                base: module.base as u64,
+                size: module.size as u64,
+                bias: module.bias as u64,
+                build_id: module.build_id(),
+                path: &[],
+            };
+            write(NOTE_MODULE, [&note.head(), note.build_id, path], put)
+        }
+        Change::Gone(module) => {
+            let (base, size) = (module.base as u64, module.size as u64);
+            write(NOTE_MODULE_GONE, [&base.to_le_bytes(), &size.to_le_bytes(), &[]], put)
+        }
+    }
+}
+
+/// The load bias of the executable, for headers that have room for one module only.
+pub fn load_bias() -> u64 {
+    modules::scan(true, |_| {}).map_or(0, |module: Module| module.bias as u64)
+}
+
+/// Why recording ended, or is not as asked for.
+pub fn stop(reason: StopReason, text: &[u8], put: Put) -> bool {
+    write(NOTE_STOP, [&(reason as u32).to_le_bytes(), text, &[]], put)
+}
+
+/// How many records [`loss`] takes.
+pub const LOSS_RECORDS: usize = note_records(callsight_format::LOSS_NOTE_BYTES);
+
+/// Events of this thread that are missing.
+pub fn loss(note: &LossNote, put: Put) -> bool {
+    write(NOTE_LOSS, [&note.to_bytes(), &[], &[]], put)
+}
+
+/// `call_site` of the first record of a loss note: it alone holds the count, so that a count can
+/// be raised in place with one store.
+pub fn loss_count_word(note: &LossNote) -> u64 {
+    let bytes = note.to_bytes();
+    note_words(NOTE_LOSS, 0, |at| match at {
+        0 => bytes.len() as u8,
+        1 => 0,
+        at => bytes.get(at - 2).copied().unwrap_or(0),
+    })
+    .1
+}
+
+/// The words of a record that fills an unused slot.
+pub const PADDING: (u64, u64) = (NOTE_PADDING, 0);

@@ -1,0 +1,172 @@
+//! What `/proc/self` says: environment, start time, mapped files.
+
+use crate::bytes::{self, Shared, Text};
+use crate::sys::{Fd, O_RDONLY};
+
+/// Longest line or variable that is looked at; longer ones are skipped.
+const ITEM_BYTES: usize = 8192;
+
+/// Two buffers for the one thread that reads (the initialising one, or under the module lock).
+static ITEM: Shared<[u8; ITEM_BYTES]> = Shared::new([0; ITEM_BYTES]);
+static CHUNK: Shared<[u8; 4096]> = Shared::new([0; 4096]);
+
+/// Cuts the file at `path` at each `end` byte and gives the pieces, without it, to `each`.
+///
+/// Whether the file could be read. Not reentrant: callers hold the module lock or initialise.
+fn each_item(path: &[u8], end: u8, mut each: impl FnMut(&[u8])) -> bool {
+    let Ok(file) = Fd::open(path, O_RDONLY, 0) else { return false };
+    // SAFETY: see the note on reentrancy.
+    let (item, chunk) = unsafe { (&mut *ITEM.get(), &mut *CHUNK.get()) };
+    let mut len = 0;
+    loop {
+        let got = file.read(chunk);
+        if got == 0 {
+            break;
+        }
+        for &byte in chunk.get(..got).unwrap_or(&[]) {
+            if byte == end {
+                if let Some(whole) = item.get(..len) {
+                    each(whole);
+                }
+                len = 0;
+            } else {
+                if let Some(place) = item.get_mut(len) {
+                    *place = byte;
+                }
+                len += 1;
+            }
+        }
+    }
+    if let (1.., Some(rest)) = (len, item.get(..len)) {
+        each(rest);
+    }
+    true
+}
+
+/// Gives each variable of the environment the process was started with.
+///
+/// Before libc is initialised `environ` is not yet set, so the kernel is asked first.
+pub fn each_variable(mut each: impl FnMut(&[u8], &[u8])) {
+    let read = each_item(b"/proc/self/environ\0", 0, |item| {
+        if let Some(equals) = item.iter().position(|&byte| byte == b'=') {
+            each(item.get(..equals).unwrap_or(&[]), item.get(equals + 1..).unwrap_or(&[]));
+        }
+    });
+    if !read {
+        each_libc_variable(each);
+    }
+}
+
+/// The same from libc's `environ`, for systems without `/proc`.
+fn each_libc_variable(mut each: impl FnMut(&[u8], &[u8])) {
+    let mut at = crate::process::libc_environ();
+    while !at.is_null() {
+        // SAFETY: `environ` is a null-terminated array of zero-terminated strings.
+        let text = unsafe { *at };
+        if text.is_null() {
+            break;
+        }
+        let mut len = 0;
+        // SAFETY: as above.
+        while unsafe { *text.add(len) } != 0 {
+            len += 1;
+        }
+        // SAFETY: as above.
+        let item = unsafe { core::slice::from_raw_parts(text, len) };
+        if let Some(equals) = item.iter().position(|&byte| byte == b'=') {
+            each(item.get(..equals).unwrap_or(&[]), item.get(equals + 1..).unwrap_or(&[]));
+        }
+        // SAFETY: not yet at the null.
+        at = unsafe { at.add(1) };
+    }
+}
+
+/// Start time of process `pid` in clock ticks since boot; `None` where there is none.
+pub fn start_time(pid: u32) -> Option<u64> {
+    let mut path = Text::<32>::new();
+    path.push(b"/proc/").push_number(u64::from(pid)).push(b"/stat");
+    let mut start = None;
+    each_item(path.terminated()?, 0, |text| start = start.or_else(|| start_field(text)));
+    start
+}
+
+/// Field 22 of a `stat` line. The name in field 2 may hold anything, so count from its `)`.
+fn start_field(text: &[u8]) -> Option<u64> {
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let mut fields = text.get(close + 2..)?.split(|&byte| byte == b' ');
+    bytes::number(fields.nth(19)?)
+}
+
+/// One line of `/proc/self/maps` that names a file.
+pub struct Mapping<'a> {
+    /// First address.
+    pub start: usize,
+    /// Address behind the last.
+    pub end: usize,
+    /// May be read.
+    pub readable: bool,
+    /// May be executed.
+    pub executable: bool,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+    /// Path as the kernel shows it.
+    pub path: &'a [u8],
+}
+
+/// Gives each mapping of a file, in order of address. Whether the kernel told.
+pub fn each_mapping(mut each: impl FnMut(&Mapping)) -> bool {
+    each_item(b"/proc/self/maps\0", b'\n', |line| {
+        if let Some(mapping) = parse_mapping(line) {
+            each(&mapping);
+        }
+    })
+}
+
+fn parse_mapping(line: &[u8]) -> Option<Mapping<'_>> {
+    let path = line.iter().position(|&byte| byte == b'/')?;
+    let mut fields = line.get(..path)?.split(|&byte| byte == b' ');
+    let mut range = fields.next()?.split(|&byte| byte == b'-');
+    let rights = fields.next()?;
+    Some(Mapping {
+        start: hex(range.next()?)? as usize,
+        end: hex(range.next()?)? as usize,
+        readable: rights.first() == Some(&b'r'),
+        executable: rights.get(2) == Some(&b'x'),
+        offset: hex(fields.next()?)?,
+        path: line.get(path..)?,
+    })
+}
+
+fn hex(text: &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for &byte in text {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            _ => return None,
+        };
+        value = (value << 4) | u64::from(digit);
+    }
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_name_full_of_blanks_and_brackets_does_not_shift_the_start_time() {
+        let stat = b"7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
+        assert_eq!(start_field(stat), Some(4242));
+    }
+
+    #[test]
+    fn a_mapping_line_is_taken_apart() {
+        let line = b"7f00-7fff r-xp 00001000 08:01 12  /usr/lib/my lib.so (deleted)";
+        let mapping = parse_mapping(line).expect("a file mapping");
+        assert_eq!((mapping.start, mapping.end, mapping.offset), (0x7f00, 0x7fff, 0x1000));
+        assert!(mapping.readable && mapping.executable);
+        assert_eq!(mapping.path, b"/usr/lib/my lib.so (deleted)");
+        assert!(parse_mapping(b"7f00-7fff rw-p 00000000 00:00 0 [heap]").is_none());
+    }
+}

@@ -1,0 +1,373 @@
+//! The process: found out at its first hook, again in each forked child, closed at exit.
+//!
+//! ```text
+//! first hook ─► BUSY ─► READY ─► (exit) LATE: events still go out, one by one
+//!                 └──► off, for good
+//! ```
+//!
+//! [`PAGE`] is zeroed by the kernel in a forked child, so the child's first hook finds a process
+//! that is not set up, whatever `fork`, `clone` or libc it came through.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+use callsight_format::{PROCESS_FORKED, StopReason};
+
+use crate::arch;
+use crate::bytes::{Shared, Text};
+use crate::sys::{self, SignalsBlocked};
+use crate::{clock, config, file, hook, modules, notes, proc_fs, ring, stream, threads};
+
+/// What the hot path looks at, alone on a page of its own.
+#[cfg_attr(target_arch = "x86_64", repr(C, align(4096)))]
+#[cfg_attr(not(target_arch = "x86_64"), repr(C, align(65536)))]
+pub struct Page {
+    /// Bytes of a window less one while events may be stored directly; 0 sends every hook the
+    /// slow way: not set up, off, another clock than ticks, or late.
+    pub mask: AtomicUsize,
+    /// [`UNKNOWN`], [`BUSY`] or [`READY`].
+    phase: AtomicU32,
+    /// Who sets the process up.
+    busy_tid: AtomicU32,
+}
+
+/// See [`Page`].
+pub static PAGE: Page =
+    Page { mask: AtomicUsize::new(0), phase: AtomicU32::new(UNKNOWN), busy_tid: AtomicU32::new(0) };
+
+const UNKNOWN: u32 = 0;
+const BUSY: u32 = 1;
+const READY: u32 = 2;
+
+/// Tracing is off in this image and in its children.
+static OFF: AtomicBool = AtomicBool::new(false);
+/// The process is ending; see [`close`].
+static LATE: AtomicBool = AtomicBool::new(false);
+/// Counts the processes set up in this image: its own and those of the forks before this one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// Bytes of a window less one, whatever the clock.
+static WINDOW_MASK: AtomicUsize = AtomicUsize::new(0);
+static SINK: AtomicU32 = AtomicU32::new(Sink::File as u32);
+/// Events that may still be recorded under `TRACE_MAX`.
+static EVENTS_LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// The modules are not yet in the data.
+static OWES_MODULES: AtomicBool = AtomicBool::new(false);
+
+/// Where events go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Sink {
+    /// Segment files.
+    File = 0,
+    /// A version 3 ring.
+    Ring = 1,
+    /// A version 2 ring.
+    Stream = 2,
+}
+
+/// Who this process is.
+pub struct Identity {
+    /// Process id.
+    pub pid: u32,
+    /// Process id of the parent.
+    pub parent_pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start: u64,
+    /// `PROCESS_*` of the process note.
+    pub flags: u32,
+    exe: Text<4096>,
+    /// Why the ring of `TRACE_SHM` is not used; empty when it is, or was not asked for.
+    ring_trouble: &'static [u8],
+}
+
+impl Identity {
+    /// Path of the executable.
+    pub fn exe(&self) -> &[u8] {
+        self.exe.as_bytes()
+    }
+}
+
+static IDENTITY: Shared<Identity> = Shared::new(Identity {
+    pid: 0,
+    parent_pid: 0,
+    start: 0,
+    flags: 0,
+    exe: Text::new(),
+    ring_trouble: b"",
+});
+
+/// Who this process is; from the moment it is ready.
+pub fn identity() -> &'static Identity {
+    // SAFETY: written only while the process is being set up, by one thread.
+    unsafe { &*IDENTITY.get() }
+}
+
+/// The number that [`threads::Thread::generation`] has in a block set up for this process.
+pub fn generation() -> u32 {
+    GENERATION.load(Relaxed)
+}
+
+/// Whether hooks have nothing to do.
+#[inline(always)]
+pub fn is_off() -> bool {
+    OFF.load(Relaxed)
+}
+
+/// Whether the process has closed its capture.
+pub fn is_late() -> bool {
+    LATE.load(Acquire)
+}
+
+/// Bytes of a window less one.
+pub fn window_mask() -> usize {
+    WINDOW_MASK.load(Relaxed)
+}
+
+/// Where events go.
+pub fn sink() -> Sink {
+    match SINK.load(Relaxed) {
+        1 => Sink::Ring,
+        2 => Sink::Stream,
+        _ => Sink::File,
+    }
+}
+
+/// Sets the process up if nobody has. `false` when this hook can do nothing: too early for
+/// thread-local storage, or called out of the set-up itself.
+pub fn ensure_ready() -> bool {
+    loop {
+        match PAGE.phase.load(Acquire) {
+            READY => return true,
+            UNKNOWN => {
+                if arch::thread_pointer() == 0 {
+                    return false;
+                }
+                let _blocked = SignalsBlocked::new();
+                if PAGE.phase.compare_exchange(UNKNOWN, BUSY, AcqRel, Relaxed).is_ok() {
+                    PAGE.busy_tid.store(sys::gettid(), Relaxed);
+                    set_up();
+                    PAGE.phase.store(READY, Release);
+                    return true;
+                }
+            }
+            _ if PAGE.busy_tid.load(Relaxed) == sys::gettid() => return false,
+            _ => sys::yield_now(),
+        }
+    }
+}
+
+/// Everything that is done once a process. Signals are blocked, no other thread is past
+/// [`ensure_ready`].
+fn set_up() {
+    let forked = GENERATION.load(Relaxed) > 0;
+    if forked {
+        threads::after_fork();
+        modules::after_fork();
+        file::after_fork();
+        stream::after_fork();
+        LATE.store(false, Relaxed);
+    } else {
+        config::read();
+        if !config::get().enabled {
+            OFF.store(true, Relaxed);
+            return;
+        }
+        sys::wipe_on_fork(&raw const PAGE as usize, size_of::<Page>());
+        clock::start();
+    }
+    find_out_who(forked);
+    if !forked {
+        let load_bias = notes::load_bias();
+        clock::complete_origin(load_bias, hook::measure_cost());
+    }
+    let max_events = config::get().max_events;
+    EVENTS_LEFT.store(if max_events == 0 { u64::MAX } else { max_events }, Relaxed);
+    let sink = choose_sink();
+    SINK.store(sink as u32, Relaxed);
+    // The file sink writes them at the head of each segment.
+    OWES_MODULES.store(sink != Sink::File, Relaxed);
+    GENERATION.fetch_add(1, Relaxed);
+    let mask = match sink {
+        Sink::Ring => ring::page_bytes() - 1,
+        Sink::File | Sink::Stream => file::WINDOW_BYTES - 1,
+    };
+    WINDOW_MASK.store(mask, Relaxed);
+    open_fast_path();
+}
+
+/// Lets hooks store directly, where the clock allows it.
+fn open_fast_path() {
+    let mask = if clock::is_ticks() { window_mask() } else { 0 };
+    PAGE.mask.store(mask, Release);
+}
+
+fn find_out_who(forked: bool) {
+    // SAFETY: see `identity`.
+    let me = unsafe { &mut *IDENTITY.get() };
+    me.pid = sys::getpid();
+    me.parent_pid = sys::getppid();
+    me.start = proc_fs::start_time(me.pid).unwrap_or(0);
+    me.flags = if forked { PROCESS_FORKED } else { 0 };
+    if !forked {
+        static LINK: Shared<[u8; 4096]> = Shared::new([0; 4096]);
+        // SAFETY: one thread sets the process up.
+        let link = unsafe { &mut *LINK.get() };
+        let len = sys::read_link(b"/proc/self/exe\0", link);
+        me.exe.push(link.get(..len).unwrap_or(&[]));
+    }
+}
+
+fn choose_sink() -> Sink {
+    // SAFETY: see `identity`.
+    let me = unsafe { &mut *IDENTITY.get() };
+    me.ring_trouble = b"";
+    if config::get().ring_name.as_bytes().is_empty() {
+        return Sink::File;
+    }
+    match ring::attach() {
+        Ok(sink) => sink,
+        Err(trouble) => {
+            me.ring_trouble = trouble;
+            Sink::File
+        }
+    }
+}
+
+/// The note that a capture in files starts with when a ring was asked for; true when none is due.
+pub fn tell_ring_trouble(put: notes::Put) -> bool {
+    let trouble = identity().ring_trouble;
+    trouble.is_empty() || notes::stop(StopReason::RingUnusable, trouble, put)
+}
+
+/// Whether this call takes over the duty to tell the modules.
+pub fn take_duty_to_tell_modules() -> bool {
+    OWES_MODULES.load(Relaxed) && OWES_MODULES.swap(false, AcqRel)
+}
+
+/// Gives the duty back: not all could be told.
+pub fn give_back_duty_to_tell_modules() {
+    OWES_MODULES.store(true, Release);
+}
+
+/// How many of `wanted` events may be recorded: all of them unless `TRACE_MAX` comes near, then
+/// a share that keeps threads from holding what others could use.
+pub fn take_quota(wanted: usize) -> usize {
+    let mut left = EVENTS_LEFT.load(Relaxed);
+    if left == u64::MAX {
+        return wanted;
+    }
+    loop {
+        let share = (left / (2 * u64::from(threads::count()))).max(left.min(1));
+        let take = share.min(wanted as u64);
+        match EVENTS_LEFT.compare_exchange_weak(left, left - take, Relaxed, Relaxed) {
+            Ok(_) => return take as usize,
+            Err(now) => left = now,
+        }
+    }
+}
+
+/// Gives back what [`take_quota`] gave and no event used.
+pub fn return_quota(unused: usize) {
+    if EVENTS_LEFT.load(Relaxed) != u64::MAX {
+        EVENTS_LEFT.fetch_add(unused as u64, Relaxed);
+    }
+}
+
+/// Closes the capture in order. Runs after the program's own destructors; what still comes
+/// later (destructors of shared libraries, threads that go on until the process is gone) is
+/// stored too, at once and slowly.
+extern "C" fn close() {
+    if PAGE.phase.load(Acquire) != READY || is_off() {
+        return;
+    }
+    hook::tell_modules_and_end();
+    match sink() {
+        Sink::Ring => ring::detach(),
+        kind => {
+            let _blocked = SignalsBlocked::new();
+            LATE.store(true, Release);
+            PAGE.mask.store(0, Release);
+            // A thread in the middle of a hook ends it within some instructions; if it does not
+            // run just now, its slot is filled with padding that its own store then replaces.
+            sys::yield_now();
+            sys::sleep_ns(50_000);
+            match kind {
+                Sink::Stream => stream::close(),
+                _ => file::close(),
+            }
+        }
+    }
+}
+
+// `close` stands first among the destructors of the executable, and they run from the last to
+// the first. The linker keeps `.fini_array.*`.
+global_asm!(
+    ".pushsection .fini_array.00000,\"aw\",@fini_array",
+    ".balign 8",
+    ".quad {close}",
+    ".popsection",
+    close = sym close,
+);
+
+// What tools look for in a binary: a symbol where it was not stripped, else the note.
+global_asm!(
+    ".pushsection .note.callsight,\"a\",@note",
+    ".balign 4",
+    ".type callsight_runtime_version, @object",
+    ".size callsight_runtime_version, 36",
+    "callsight_runtime_version:",
+    ".long 10, 8, 1",
+    ".asciz \"callsight\"",
+    ".zero 2",
+    ".asciz \"runtime\"",
+    ".popsection",
+);
+
+// A module that goes away must be known by then, and what comes to its addresses afterwards is
+// another one: so `dlclose` passes through here. Weak: a program's own definition wins.
+global_asm!(
+    ".pushsection .text.dlclose,\"ax\",@progbits",
+    ".weak dlclose",
+    ".type dlclose, @function",
+    "dlclose:",
+    #[cfg(target_arch = "x86_64")]
+    "jmp {close}",
+    #[cfg(target_arch = "aarch64")]
+    "b {close}",
+    ".size dlclose, . - dlclose",
+    ".weak dlsym",
+    ".weak environ",
+    ".popsection",
+    close = sym close_module,
+);
+
+unsafe extern "C" fn close_module(handle: *mut u8) -> i32 {
+    type Dlsym = unsafe extern "C" fn(*mut u8, *const u8) -> *mut u8;
+    type Dlclose = unsafe extern "C" fn(*mut u8) -> i32;
+    const RTLD_NEXT: *mut u8 = -1isize as *mut u8;
+    let dlsym = arch::weak_dlsym();
+    if dlsym == 0 {
+        // A static program: POSIX lets `dlclose` keep the module.
+        return 0;
+    }
+    // SAFETY: `dlsym` is libc's, and the symbol it gives has `dlclose`'s type.
+    let next = unsafe {
+        let dlsym = core::mem::transmute::<usize, Dlsym>(dlsym);
+        dlsym(RTLD_NEXT, c"dlclose".as_ptr().cast())
+    };
+    if next.is_null() {
+        return 0;
+    }
+    hook::tell_modules();
+    // SAFETY: as above; the handle is the caller's.
+    let done = unsafe { core::mem::transmute::<*mut u8, Dlclose>(next)(handle) };
+    hook::tell_modules();
+    done
+}
+
+/// libc's `environ`; null where there is none (yet).
+pub fn libc_environ() -> *const *const u8 {
+    let place = arch::weak_environ() as *const *const *const u8;
+    // SAFETY: a weak symbol is 0 or the variable's address.
+    if place.is_null() { core::ptr::null() } else { unsafe { *place } }
+}

@@ -1,0 +1,145 @@
+//! A thread's own 64 bytes, and the table in which the process keeps its threads.
+//!
+//! No libc function tells us when a thread ends. The table makes up for it: a new thread looks at
+//! a few others with a harmless signal and takes over the place of one that is gone, with what is
+//! left of its window.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+use crate::arch;
+use crate::sys;
+
+/// Most threads that have a place in the table at a time.
+const SLOTS: usize = 4096;
+/// How many others a new thread looks at: one is enough when threads come one after the other.
+const LOOK_AT: u32 = 4;
+
+/// [`Thread::flags`]: notes that this thread still owes its stream.
+pub const OWES_PROCESS: u32 = 1;
+/// See [`OWES_PROCESS`].
+pub const OWES_NAME: u32 = 2;
+/// [`Thread::flags`]: `TRACE_THREADS` does not want this thread.
+pub const UNWANTED: u32 = 4;
+
+/// What a thread has for itself. Zero until its first hook; libc may zero it again after an early
+/// one (before `main`), and it is copied into a forked child: `generation` tells.
+#[repr(C)]
+pub struct Thread {
+    /// The next slot; at a window boundary (or 0) there is none.
+    pub cursor: usize,
+    /// Bits 0 to 31 the tid, the rest 0: the last word of an enter without its frame.
+    pub word: u64,
+    /// [`crate::process::generation`] of the process this block was set up for.
+    pub generation: u32,
+    /// `OWES_*`, [`UNWANTED`].
+    pub flags: u32,
+    /// Its place in the table; null when the table was full.
+    pub slot: *mut Slot,
+    /// Windows opened so far.
+    pub windows: u32,
+    /// Hooks since the name was last compared with `TRACE_THREADS`.
+    pub skipped: u32,
+    /// Time of the last clock anchor this thread put into the data.
+    pub anchored: u64,
+    reserved: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Thread>() == 64);
+
+impl Thread {
+    /// Kernel thread id.
+    pub fn tid(&self) -> u32 {
+        if cfg!(target_endian = "big") { (self.word >> 32) as u32 } else { self.word as u32 }
+    }
+}
+
+/// A thread's place in the table.
+pub struct Slot {
+    /// Kernel thread id, 0 while never used.
+    pub tid: AtomicU32,
+    /// Its writer slot in the ring plus one; 0 for none.
+    pub ring_slot: AtomicU32,
+    /// Start of the window it writes to; 0 for none.
+    pub window: AtomicUsize,
+    /// Events it lost in a sink that has no slot of its own for that.
+    pub lost: AtomicU64,
+    /// Of these, how many the data tells.
+    pub told: AtomicU64,
+    /// Time of the first event lost and not told.
+    pub first_lost: AtomicU64,
+    /// Where the count of its loss note stands in a segment file; 0 for none.
+    pub loss_word: AtomicUsize,
+}
+
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        tid: AtomicU32::new(0),
+        ring_slot: AtomicU32::new(0),
+        window: AtomicUsize::new(0),
+        lost: AtomicU64::new(0),
+        told: AtomicU64::new(0),
+        first_lost: AtomicU64::new(0),
+        loss_word: AtomicUsize::new(0),
+    }
+}; SLOTS];
+/// How many places were ever used.
+static USED: AtomicU32 = AtomicU32::new(0);
+/// Where the next new thread starts to look.
+static HAND: AtomicU32 = AtomicU32::new(0);
+
+/// The calling thread's block.
+#[inline(always)]
+pub fn current() -> *mut Thread {
+    arch::tls_block() as *mut Thread
+}
+
+/// The places in use or used before.
+pub fn slots() -> impl Iterator<Item = &'static Slot> {
+    TABLE.iter().take(USED.load(Acquire) as usize)
+}
+
+/// How many threads share what is limited.
+pub fn count() -> u32 {
+    USED.load(Relaxed).max(1)
+}
+
+/// Gives `tid` a place: that of a thread that is gone, else a new one; `None` when all are taken.
+pub fn take_slot(pid: u32, tid: u32) -> Option<&'static Slot> {
+    let used = USED.load(Acquire);
+    for _ in 0..LOOK_AT.min(used) {
+        let index = HAND.fetch_add(1, Relaxed).checked_rem(used).unwrap_or(0);
+        let Some(slot) = TABLE.get(index as usize) else { continue };
+        let other = slot.tid.load(Acquire);
+        // The kernel gives a tid again only when its thread is gone.
+        let gone = other != 0 && (other == tid || sys::thread_is_gone(pid, other));
+        if gone && slot.tid.compare_exchange(other, tid, AcqRel, Relaxed).is_ok() {
+            return Some(slot);
+        }
+    }
+    let mut index = used;
+    while (index as usize) < SLOTS {
+        match USED.compare_exchange_weak(index, index + 1, AcqRel, Acquire) {
+            Ok(_) => {
+                let slot = TABLE.get(index as usize)?;
+                slot.tid.store(tid, Release);
+                return Some(slot);
+            }
+            Err(now) => index = now,
+        }
+    }
+    None
+}
+
+/// A forked child has one thread and none of the parent's places.
+pub fn after_fork() {
+    for slot in slots() {
+        slot.tid.store(0, Relaxed);
+        slot.ring_slot.store(0, Relaxed);
+        slot.window.store(0, Relaxed);
+        slot.lost.store(0, Relaxed);
+        slot.told.store(0, Relaxed);
+        slot.first_lost.store(0, Relaxed);
+        slot.loss_word.store(0, Relaxed);
+    }
+    USED.store(0, Release);
+}
