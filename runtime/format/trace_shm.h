@@ -196,6 +196,12 @@
 #define CALLSIGHT_PROCESS_FORKED 1
 
 /*
+ [`ProcessNote::flags`]: said again so that a segment file can be read alone. Without it the
+ note is the first record of a thread's life, and ends what went before under the same tid.
+ */
+#define CALLSIGHT_PROCESS_AGAIN 2
+
+/*
  Bytes of a [`ProcessNote`] before its path.
  */
 #define CALLSIGHT_PROCESS_NOTE_BYTES 20
@@ -1015,9 +1021,9 @@ struct callsight_page_header {
    */
   uint32_t pad;
   /*
-   0.
+   All events the writer had dropped before this page, of any cause.
    */
-  uint64_t reserved;
+  uint64_t lost_total;
 };
 
 /*

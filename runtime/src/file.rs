@@ -8,8 +8,9 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use callsight_format::{
-    Cause, EVENT_BYTES, FILE_HEADER_MAPPED_BYTES, FLAG_WRAPPED, FileHeader, KIND_EXIT, LossNote,
-    MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR,
+    Cause, EVENT_BYTES, Event, FILE_HEADER_MAPPED_BYTES, FLAG_WRAPPED, FileHeader, KIND_ENTER,
+    KIND_EXIT, KIND_MARKER, LossNote, MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE,
+    MARK_WRAP, MARK_WRITE_ERROR,
 };
 
 use crate::bytes::{Shared, Text};
@@ -189,12 +190,12 @@ impl State {
         if self.count == 0 {
             return self.open_segment(tid);
         }
-        if !self.has_room() {
-            if let Err(stop) = self.grow() {
-                // The segment is as large as it may be: begin another.
-                let full = self.current().is_some_and(|segment| segment.is_full());
-                return if full { self.rotate(tid) } else { Err(stop) };
-            }
+        if !self.has_room()
+            && let Err(stop) = self.grow()
+        {
+            // The segment is as large as it may be: begin another.
+            let full = self.current().is_some_and(|segment| segment.is_full());
+            return if full { self.rotate(tid) } else { Err(stop) };
         }
         let segment = self.current().ok_or(Stop::io(0))?;
         let first = segment.base + segment.next;
@@ -247,9 +248,10 @@ impl State {
                 lost_events += self.drop_oldest();
             }
         }
-        self.end_current();
-        self.forget_old();
+        // Only with the next one open: the reserve of this one is needed when that fails.
         let window = self.open_segment(tid)?;
+        self.trim_previous();
+        self.forget_old();
         if lost_events == 0 {
             return Ok(window);
         }
@@ -273,16 +275,16 @@ impl State {
         limit as usize & !(WINDOW_BYTES - 1)
     }
 
-    /// Gives the unused end of the current segment back to the file system.
-    fn end_current(&mut self) {
+    /// Gives the unused end of the segment before the current one back to the file system.
+    fn trim_previous(&mut self) {
         let mut freed = 0;
-        if let Some(segment) = self.current() {
-            if let Ok(file) = segment.reopen()
-                && file.truncate(segment.next).is_ok()
-            {
-                freed = segment.allocated - segment.next;
-                segment.allocated = segment.next;
-            }
+        if let Some(index) = self.count.checked_sub(2)
+            && let Some(segment) = self.segments.get_mut(index)
+            && let Ok(file) = segment.reopen()
+            && file.truncate(segment.next).is_ok()
+        {
+            freed = segment.allocated - segment.next;
+            segment.allocated = segment.next;
         }
         self.total_bytes -= freed as u64;
     }
@@ -404,7 +406,7 @@ impl State {
                 false
             }
         };
-        let _ = notes::process(&mut put)
+        let _ = notes::process(true, &mut put)
             && process::tell_ring_trouble(&mut put)
             && notes::modules(true, &mut put);
         if let Some(stop) = full {
@@ -509,14 +511,18 @@ impl Segment {
         threads::slots().any(|slot| self.holds(slot.window.load(Acquire)))
     }
 
-    /// Enters and exits in it.
+    /// Enters and exits in it, and those that its own markers say went before.
     fn count_events(&self) -> u64 {
         let mut events = 0;
         let mut at = self.base + FILE_HEADER_MAPPED_BYTES;
         while at < self.base + self.next {
             // SAFETY: below `next` the segment is mapped and has blocks.
-            let (ts, tail) = unsafe { (*(at as *const u64), *((at + 28) as *const u8)) };
-            events += u64::from(ts != 0 && tail <= KIND_EXIT);
+            let event = unsafe { (at as *const Event).read() };
+            events += match event.kind {
+                KIND_ENTER | KIND_EXIT if event.ts != 0 => 1,
+                KIND_MARKER if event.func == MARK_WRAP => event.call_site,
+                _ => 0,
+            };
             at += EVENT_BYTES;
         }
         events

@@ -42,15 +42,15 @@ pub unsafe extern "C" fn __cyg_profile_func_exit(func: usize, call_site: usize) 
 /// records in between then stands before this event, in slots as in time.
 #[inline(always)]
 unsafe fn record(func: usize, call_site: usize, kind: u8) {
-    let stack_pointer = arch::stack_pointer();
     let mask = PAGE.mask.load(Relaxed);
     if mask == 0 {
         if !process::is_off() {
             // SAFETY: as for this function.
-            unsafe { slow(func, call_site, kind, stack_pointer) };
+            unsafe { slow(func, call_site, kind, arch::stack_pointer()) };
         }
         return;
     }
+    let stack_pointer = arch::stack_pointer();
     let ts = arch::ticks();
     let thread = threads::current();
     // SAFETY: the block is this thread's; a window it holds is mapped for writing; a slot
@@ -177,7 +177,9 @@ fn end_of_events(slot: &threads::Slot) -> usize {
 /// `TRACE_THREADS` is compared again every 64 hooks: threads are often named after they started.
 fn has_become_wanted(thread: &mut Thread) -> bool {
     thread.skipped = thread.skipped.wrapping_add(1);
-    if thread.skipped % 64 != 0 || !config::get().wants_thread(name_of(&sys::thread_name())) {
+    if !thread.skipped.is_multiple_of(64)
+        || !config::get().wants_thread(name_of(&sys::thread_name()))
+    {
         return false;
     }
     thread.flags &= !UNWANTED;
@@ -188,7 +190,7 @@ fn has_become_wanted(thread: &mut Thread) -> bool {
 fn pay_notes(thread: &mut Thread) {
     if thread.flags & OWES_PROCESS != 0 {
         thread.flags &= !OWES_PROCESS;
-        if !notes::process(&mut |func, site| store_note(thread, func, site)) {
+        if !notes::process(false, &mut |func, site| store_note(thread, func, site)) {
             thread.flags |= OWES_PROCESS;
             return;
         }
@@ -311,7 +313,7 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
     let anchor = clock::is_ticks() && ts.wrapping_sub(thread.anchored) > clock::anchor_distance();
     let prelude = if loss.is_some() { notes::LOSS_RECORDS } else { 0 } + usize::from(anchor);
     let slots = (window.end - window.first) / EVENT_BYTES;
-    let quota = process::take_quota(slots.saturating_sub(prelude));
+    let quota = process::take_quota(slots.saturating_sub(prelude), thread.windows);
     if quota == 0 {
         return Err(end_at_limit(thread, at, window, ts));
     }
@@ -386,6 +388,7 @@ fn end_at_limit(thread: &mut Thread, at: usize, window: Window, ts: u64) -> Opti
     static TOLD: AtomicBool = AtomicBool::new(false);
     let told = process::sink() != Sink::Ring || TOLD.swap(true, AcqRel);
     if process::sink() == Sink::File {
+        pad(window.first, window.end, ts, marker_tail(thread.tid()));
         file::stop_at_limit(thread);
     } else if told {
         ring::give_back(window.first);

@@ -6,7 +6,8 @@
 
 use callsight_format::{
     LossNote, ModuleNote, NOTE_LOSS, NOTE_MAX_BYTES, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PADDING,
-    NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, ProcessNote, StopReason, note_records, note_words,
+    NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, PROCESS_AGAIN, ProcessNote, StopReason,
+    note_records, note_words,
 };
 
 use crate::modules::{self, Change, Module};
@@ -40,14 +41,14 @@ fn write(code: u64, parts: [&[u8]; 3], put: Put) -> bool {
     })
 }
 
-/// Which process this is.
-pub fn process(put: Put) -> bool {
+/// Which process this is; `again` at the head of a segment file, else at the start of a thread.
+pub fn process(again: bool, put: Put) -> bool {
     let me = process::identity();
     let note = ProcessNote {
         pid: me.pid,
         parent_pid: me.parent_pid,
         start: me.start,
-        flags: me.flags,
+        flags: me.flags | if again { PROCESS_AGAIN } else { 0 },
         exe: &[],
     };
     write(NOTE_PROCESS, [&note.head(), me.exe(), &[]], put)

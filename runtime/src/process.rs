@@ -249,16 +249,16 @@ pub fn give_back_duty_to_tell_modules() {
     OWES_MODULES.store(true, Release);
 }
 
-/// How many of `wanted` events may be recorded: all of them unless `TRACE_MAX` comes near, then
-/// a share that keeps threads from holding what others could use.
-pub fn take_quota(wanted: usize) -> usize {
+/// How many of `wanted` events may be recorded: all of them without `TRACE_MAX`, else a share that
+/// keeps threads from holding what others could use: 16 in a thread's first window, then more.
+pub fn take_quota(wanted: usize, windows: u32) -> usize {
     let mut left = EVENTS_LEFT.load(Relaxed);
     if left == u64::MAX {
         return wanted;
     }
     loop {
         let share = (left / (2 * u64::from(threads::count()))).max(left.min(1));
-        let take = share.min(wanted as u64);
+        let take = share.min(wanted as u64).min(16 << windows.min(5));
         match EVENTS_LEFT.compare_exchange_weak(left, left - take, Relaxed, Relaxed) {
             Ok(_) => return take as usize,
             Err(now) => left = now,

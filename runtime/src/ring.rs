@@ -404,9 +404,9 @@ fn retire_inherited(slot: u32) {
     }
     let mut used = page_bytes();
     // SAFETY: the page is inside the map, and its writer is gone.
-    while used > PAGE_HEADER_BYTES
-        && unsafe { *((page as usize + used - EVENT_BYTES) as *const u64) } == 0
-    {
+    let is_unwritten =
+        |end: usize| unsafe { *((page as usize + end - EVENT_BYTES) as *const u64) } == 0;
+    while used > PAGE_HEADER_BYTES && is_unwritten(used) {
         used -= EVENT_BYTES;
     }
     let records = ((used - PAGE_HEADER_BYTES) / EVENT_BYTES) as u64;

@@ -122,6 +122,9 @@ pub struct ProcessNote<'a> {
 /// [`ProcessNote::flags`]: the process came from a fork of a traced process and may leave
 /// functions it never entered.
 pub const PROCESS_FORKED: u32 = 1;
+/// [`ProcessNote::flags`]: said again so that a segment file can be read alone. Without it the
+/// note is the first record of a thread's life, and ends what went before under the same tid.
+pub const PROCESS_AGAIN: u32 = 2;
 /// Bytes of a [`ProcessNote`] before its path.
 pub const PROCESS_NOTE_BYTES: usize = 20;
 

@@ -199,7 +199,7 @@ fn rust_layouts() -> Vec<(&'static str, Layout)> {
                 lost_before,
                 read,
                 pad,
-                reserved,
+                lost_total,
             }),
         ),
         (
