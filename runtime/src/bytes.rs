@@ -1,7 +1,10 @@
-//! Byte strings without an allocator and without `memcpy`: short texts, numbers, comparison.
+//! Static memory, a lock, and byte strings without an allocator: texts, numbers, comparison.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, Ordering::*};
+
+use crate::sys;
 
 /// Memory that several threads reach; every user says why it is alone with it.
 #[repr(transparent)]
@@ -19,6 +22,39 @@ impl<T> Shared<T> {
     /// Where it is.
     pub const fn get(&self) -> *mut T {
         self.0.get()
+    }
+}
+
+/// A lock for threads of one process. Its holders have blocked signals, so none of their own
+/// hooks can want it.
+pub struct Lock(AtomicBool);
+
+/// The lock is held.
+pub struct Held<'a>(&'a Lock);
+
+impl Lock {
+    /// A free lock.
+    pub const fn new() -> Lock {
+        Lock(AtomicBool::new(false))
+    }
+
+    /// Waits for the lock.
+    pub fn take(&self) -> Held<'_> {
+        while self.0.compare_exchange(false, true, Acquire, Relaxed).is_err() {
+            sys::yield_now();
+        }
+        Held(self)
+    }
+
+    /// In a forked child: whoever held it lives on in the parent only.
+    pub fn reset(&self) {
+        self.0.store(false, Relaxed);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(false, Release);
     }
 }
 

@@ -13,7 +13,7 @@ use callsight_format::{
     MARK_WRAP, MARK_WRITE_ERROR,
 };
 
-use crate::bytes::{Shared, Text};
+use crate::bytes::{Held, Lock, Shared, Text};
 use crate::hook::{self, Window};
 use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
 use crate::threads::{self, Slot, Thread};
@@ -75,8 +75,8 @@ static STATE: Shared<State> = Shared::new(State {
     reserve_end: 0,
     closed_end: 0,
 });
-/// tid of the thread that works on [`STATE`]; its signals are blocked meanwhile.
-static LOCK: AtomicU32 = AtomicU32::new(0);
+/// Guards [`STATE`].
+static LOCK: Lock = Lock::new();
 /// Nothing more is stored.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 /// Cause of losses since then.
@@ -85,27 +85,19 @@ static STOP_CAUSE: AtomicU32 = AtomicU32::new(0);
 static SHARED_LOST: AtomicU64 = AtomicU64::new(0);
 static SHARED_LOSS_WORD: AtomicU64 = AtomicU64::new(0);
 
-struct Locked;
+struct Locked {
+    _held: Held<'static>,
+}
 
 impl Locked {
     /// Callers have blocked signals.
     fn take() -> Locked {
-        let me = sys::gettid();
-        while LOCK.compare_exchange(0, me, Acquire, Relaxed).is_err() {
-            sys::yield_now();
-        }
-        Locked
+        Locked { _held: LOCK.take() }
     }
 
     fn state(&mut self) -> &mut State {
         // SAFETY: the lock is held, and the borrow ends with it.
         unsafe { &mut *STATE.get() }
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        LOCK.store(0, Release);
     }
 }
 
@@ -132,7 +124,7 @@ impl Stop {
 
 /// A forked child starts files of its own; the parent's mappings stay, unused.
 pub fn after_fork() {
-    LOCK.store(0, Relaxed);
+    LOCK.reset();
     // SAFETY: a freshly forked process has one thread.
     let state = unsafe { &mut *STATE.get() };
     state.count = 0;

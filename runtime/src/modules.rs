@@ -4,11 +4,11 @@
 //! none of its locks) is needed. A module is a run of mappings of one file of which one may be
 //! executed.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, Ordering::*};
 
-use crate::bytes::Shared;
+use crate::bytes::{Lock, Shared};
 use crate::proc_fs::{self, Mapping};
-use crate::sys::{self, SignalsBlocked};
+use crate::sys::SignalsBlocked;
 
 /// Most modules told apart; a program with more gets no names for the rest.
 const MODULES: usize = 512;
@@ -57,8 +57,8 @@ const NO_MODULE: Module =
 
 static TABLE: Shared<Table> =
     Shared::new(Table { modules: [NO_MODULE; MODULES], count: 0, path: [0; PATH_BYTES] });
-/// tid of the thread that works on the table, 0 for none.
-static LOCK: AtomicU32 = AtomicU32::new(0);
+/// Guards the table and the buffers of [`proc_fs`].
+static LOCK: Lock = Lock::new();
 static UNREADABLE: AtomicBool = AtomicBool::new(false);
 
 /// What [`scan`] found.
@@ -69,31 +69,9 @@ pub enum Change<'a> {
     Gone(&'a Module),
 }
 
-/// Holds the table; signals stay blocked so that no handler of this thread waits for it.
-struct TableLock {
-    _blocked: SignalsBlocked,
-}
-
-impl TableLock {
-    fn take() -> TableLock {
-        let blocked = SignalsBlocked::new();
-        let me = sys::gettid();
-        while LOCK.compare_exchange(0, me, Acquire, Relaxed).is_err() {
-            sys::yield_now();
-        }
-        TableLock { _blocked: blocked }
-    }
-}
-
-impl Drop for TableLock {
-    fn drop(&mut self) {
-        LOCK.store(0, Release);
-    }
-}
-
 /// A forked child: only the forking thread lives on, whoever held the lock does not.
 pub fn after_fork() {
-    LOCK.store(0, Relaxed);
+    LOCK.reset();
 }
 
 /// Whether the map could not be read.
@@ -105,7 +83,8 @@ pub fn are_unreadable() -> bool {
 /// told as loaded, for a new file or process. Gives the first module, which is the executable
 /// for all but exotic layouts.
 pub fn scan(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
-    let _lock = TableLock::take();
+    let _blocked = SignalsBlocked::new();
+    let _lock = LOCK.take();
     // SAFETY: the lock is held.
     let table = unsafe { &mut *TABLE.get() };
     let Table { modules, count, path } = table;

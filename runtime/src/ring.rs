@@ -410,9 +410,7 @@ fn retire_inherited(slot: u32) {
         used -= EVENT_BYTES;
     }
     let records = ((used - PAGE_HEADER_BYTES) / EVENT_BYTES) as u64;
-    let first = field!(word64, page, first).load(Relaxed);
-    let lost = total_dropped(writer) - field!(word64, page, lost_total).load(Relaxed);
-    field!(word64, writer, emitted).store(first + records + lost, Relaxed);
+    field!(word64, writer, emitted).fetch_add(records, Relaxed);
     field!(word32, writer, page).store(0, Relaxed);
     if owner.compare_exchange(mine, mine | PAGE_RETIRED, AcqRel, Relaxed).is_ok() {
         field!(word64, header(base()), head).fetch_add((used - PAGE_HEADER_BYTES) as u64, Relaxed);
@@ -533,11 +531,11 @@ pub fn opened(thread: &Thread, at: usize, first: usize) {
     let Some((_, writer)) = writer_of(thread) else { return };
     let page = (first - PAGE_HEADER_BYTES) as *const PageHeader;
     field!(word32, writer, page).store(page_index(page as usize) + 1, Relaxed);
-    let number = field!(word64, page, first).load(Relaxed);
-    field!(word64, writer, emitted).fetch_max(number, Relaxed);
     if let Some(previous) = previous(at) {
-        field!(word64, previous, owner).fetch_or(PAGE_RETIRED, Release);
         let bytes = page_bytes() - PAGE_HEADER_BYTES;
+        let records = (bytes / EVENT_BYTES) as u64;
+        field!(word64, writer, emitted).fetch_add(records, Relaxed);
+        field!(word64, previous, owner).fetch_or(PAGE_RETIRED, Release);
         field!(word64, header(base()), head).fetch_add(bytes as u64, Relaxed);
     }
 }
@@ -554,9 +552,7 @@ pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
         first.store(ts, Relaxed);
     }
     field!(word64, writer, untold_last).store(ts, Relaxed);
-    if field!(word32, writer, page).load(Relaxed) == 0 {
-        field!(word64, writer, emitted).fetch_add(1, Relaxed);
-    }
+    field!(word64, writer, emitted).fetch_add(1, Relaxed);
 }
 
 /// What this thread lost and its stream does not yet tell.

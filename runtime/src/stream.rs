@@ -4,10 +4,11 @@
 //! fit, or does not get the lock in bounded time, is dropped and counted. A version 2 ring cannot
 //! be quick about quiet threads, and a killed process loses its windows: use version 3.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicUsize, Ordering::*};
 
 use callsight_format::{Cause, EVENT_BYTES, LossNote, RING_HEADER_BYTES};
 
+use crate::bytes::Lock;
 use crate::clock;
 use crate::file::WINDOW_BYTES;
 use crate::hook::Window;
@@ -25,8 +26,8 @@ static CAPACITY: AtomicUsize = AtomicUsize::new(0);
 /// Private memory not yet cut into windows.
 static POOL: AtomicUsize = AtomicUsize::new(0);
 static POOL_END: AtomicUsize = AtomicUsize::new(0);
-/// tid of the thread that cuts a window from the pool.
-static POOL_LOCK: AtomicU32 = AtomicU32::new(0);
+/// Held while a window is cut from the pool.
+static POOL_LOCK: Lock = Lock::new();
 
 /// Uses a mapped version 2 ring.
 pub fn attach(mapped: &Mapped) {
@@ -40,7 +41,7 @@ pub fn attach(mapped: &Mapped) {
 pub fn after_fork() {
     POOL.store(0, Relaxed);
     POOL_END.store(0, Relaxed);
-    POOL_LOCK.store(0, Relaxed);
+    POOL_LOCK.reset();
 }
 
 fn slot_of(thread: &Thread) -> Option<&'static Slot> {
@@ -83,10 +84,7 @@ fn clear(window: usize) -> usize {
 }
 
 fn new_window() -> Option<usize> {
-    let me = sys::gettid();
-    while POOL_LOCK.compare_exchange(0, me, Acquire, Relaxed).is_err() {
-        sys::yield_now();
-    }
+    let _lock = POOL_LOCK.take();
     let mut window = POOL.load(Relaxed);
     if window == POOL_END.load(Relaxed) {
         let bytes = POOL_WINDOWS * WINDOW_BYTES;
@@ -94,7 +92,6 @@ fn new_window() -> Option<usize> {
         POOL_END.store(if window == 0 { 0 } else { window + bytes }, Relaxed);
     }
     POOL.store(if window == 0 { 0 } else { window + WINDOW_BYTES }, Relaxed);
-    POOL_LOCK.store(0, Release);
     (window != 0).then_some(window)
 }
 
