@@ -1,1 +1,40 @@
-//! stub
+//! Captures to answers: reads event files, matches enters and exits, names functions, adds up.
+//!
+//! [`analyze`] takes directories or files and gives a [`Report`], which is plain data and can
+//! write itself as text, JSON, folded stacks or a table of callers. Works in two passes with a
+//! fixed buffer: memory follows from functions, paths and threads, not from the length of a trace.
+//!
+//! Nothing in a capture is trusted: a loss is a number in the report, damage a sentence in
+//! [`Report::notices`], and only a request that cannot be answered an [`Error`]. Knows nothing of
+//! sockets, rings or live processes.
+
+#![forbid(unsafe_code)]
+
+mod analyze;
+mod assembly;
+mod capture;
+mod clock;
+mod demangle;
+mod elf;
+mod error;
+mod histogram;
+mod matcher;
+mod modules;
+mod naming;
+mod notices;
+mod output;
+mod paths;
+mod report;
+mod space;
+mod stack;
+mod summary;
+mod survey;
+mod tables;
+mod tool;
+mod walk;
+
+pub use analyze::{Options, analyze};
+pub use elf::Location;
+pub use error::Error;
+pub use report::{CallerRow, Durations, Mode, PathRow, ProcessRow, Report, Row, ThreadRow, Totals};
+pub use tables::Detail;

@@ -1,12 +1,65 @@
-//! `callsight init`.
+//! `callsight init`: a project → its edit, shown, then made or taken back.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Makes a project buildable with hooks.
+use callsight_integrations::{Options, Plan, plan_init, plan_install, plan_undo};
+
+/// Makes a CMake project buildable with hooks: one block in its CMakeLists.txt, one folder.
+///
+/// A normal build stays as it is; `cmake -DCALLSIGHT=ON` builds every target with hooks. Run again,
+/// it brings the folder up to date.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The project: the folder with its top CMakeLists.txt.
+    #[arg(required_unless_present = "prefix")]
+    path: Option<PathBuf>,
+    /// Put the drain into the project too, for streaming over TCP.
+    #[arg(long, conflicts_with_all = ["undo", "prefix"])]
+    stream: bool,
+    /// Only show what would change.
+    #[arg(long)]
+    dry_run: bool,
+    /// Take callsight out of the project, byte for byte.
+    #[arg(long)]
+    undo: bool,
+    /// Instead of into a project, install the CMake package for `find_package(Callsight)`.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["path", "undo"])]
+    prefix: Option<PathBuf>,
+}
 
 /// See [`Args`].
-pub fn run(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built yet")
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let planned = match (&args.prefix, &args.path) {
+        (Some(prefix), _) => plan_install(prefix)?,
+        (None, Some(path)) if args.undo => plan_undo(path)?,
+        (None, path) => {
+            let path = path.as_deref().unwrap_or(Path::new("."));
+            plan_init(path, &Options { stream: args.stream })?
+        }
+    };
+    print!("{}", planned.diff());
+    if !args.dry_run {
+        planned.apply()?;
+    }
+    report(&planned, &args);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(planned: &Plan, args: &Args) {
+    let would = if args.dry_run { "would be " } else { "" };
+    for change in planned.changes() {
+        println!("{would}{} {}", change.kind(), planned.name_of(change).display());
+    }
+    for note in planned.notes() {
+        println!("note: {note}");
+    }
+    if planned.is_empty() {
+        println!("nothing to change");
+    } else if args.dry_run {
+        println!("nothing was written (--dry-run)");
+    } else if args.prefix.is_none() && !args.undo {
+        let path = args.path.as_deref().unwrap_or(Path::new(".")).display();
+        println!("build with hooks: cmake -S {path} -B build-callsight -DCALLSIGHT=ON");
+    }
 }

@@ -45,3 +45,13 @@ fn main() -> ExitCode {
         ExitCode::from(BAD_INPUT)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_declared_arguments_are_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,12 +1,238 @@
-//! `callsight run`.
+//! `callsight run`: a program → a traced run, then its report.
 
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-/// Runs an instrumented program and reports on it.
+use anyhow::{bail, ensure};
+use callsight_hub::local::{
+    Hooks, Launch, Outcome, captures_in, find_program, hooks_of, remove_captures,
+};
+use clap::Parser;
+
+use crate::analyze;
+
+/// Runs an instrumented program and reports on it
+///
+/// The exit code is that of the program: 128 and the signal's number where one ended it.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Folder of the captures
+    #[arg(long, default_value = "traces", value_name = "DIR")]
+    dir: PathBuf,
+    /// Keep captures of earlier runs in DIR, and report on all of them
+    #[arg(long)]
+    keep: bool,
+    /// Run CMD even if it has no hooks itself: a wrapper such as env or sh
+    #[arg(long)]
+    no_check: bool,
+    /// Most megabytes the captures may take; 0 for no limit [default: 512]
+    #[arg(long, value_name = "MB")]
+    max_mb: Option<u64>,
+    /// Most events to record; 0 for no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    max_events: Option<u64>,
+    /// What to do when --max-mb is reached: record no more, or drop the oldest [default: stop]
+    #[arg(long, value_parser = ["stop", "wrap"])]
+    full: Option<String>,
+    /// Record only threads of these names: globs, separated by commas
+    #[arg(long, value_name = "GLOBS")]
+    threads: Option<OsString>,
+    /// Clock of the events [default: auto]
+    #[arg(long, value_parser = ["auto", "mono", "raw", "tsc"])]
+    clock: Option<String>,
+    /// End the program after this many seconds: SIGTERM, 5 s later SIGKILL
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    timeout: Option<Duration>,
+    #[command(flatten)]
+    report: ReportArgs,
+    /// The program and its arguments
+    #[arg(required = true, last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// What is for `callsight analyze`, which knows what it means.
+#[derive(clap::Args)]
+struct ReportArgs {
+    /// The traced binary, where the capture does not name it
+    #[arg(long, value_name = "BIN")]
+    exe: Option<OsString>,
+    /// Lines of each table of the report
+    #[arg(long, value_name = "N")]
+    top: Option<OsString>,
+    /// What to print: see `callsight analyze --help`
+    #[arg(long, value_name = "F")]
+    format: Option<OsString>,
+    /// A toolchain's addr2line to name functions with
+    #[arg(long, value_name = "TOOL")]
+    addr2line: Option<OsString>,
+    /// Take the measured cost of the hooks off the times
+    #[arg(long)]
+    subtract_overhead: bool,
+}
+
+/// A command line of `callsight analyze`.
+#[derive(Parser)]
+struct Analyze {
+    #[command(flatten)]
+    args: analyze::Args,
+}
 
 /// See [`Args`].
-pub fn run(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built yet")
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    // First, so that a mistake in it is told before the program runs.
+    let request = args.report.request(&args.dir);
+    if !args.no_check {
+        check_hooks(&args.command[0])?;
+    }
+    if !args.keep {
+        remove_captures(&args.dir)?;
+    }
+    let earlier = captures_in(&args.dir)?;
+    if !earlier.is_empty() {
+        let (count, dir) = (earlier.len(), args.dir.display());
+        note(&format!("--keep: the report includes {count} earlier files in {dir}"));
+    }
+    if std::env::var_os("TRACE_SHM").is_some() {
+        note("TRACE_SHM is not passed on: this run writes files");
+    }
+    let outcome = args.launch().run()?;
+    note_outcome(&outcome, args.timeout);
+    ensure_captured(&args, &earlier)?;
+    analyze::run(request)?;
+    Ok(ExitCode::from(outcome.code()))
+}
+
+impl ReportArgs {
+    /// The request that these arguments make; a mistake in them ends the program with exit code 2.
+    fn request(&self, dir: &Path) -> analyze::Args {
+        let options = [
+            ("--exe", &self.exe),
+            ("--top", &self.top),
+            ("--format", &self.format),
+            ("--addr2line", &self.addr2line),
+        ];
+        let mut line = vec![OsString::from("callsight run")];
+        for (name, value) in options {
+            if let Some(value) = value {
+                line.extend([OsString::from(name), value.clone()]);
+            }
+        }
+        line.extend(self.subtract_overhead.then(|| "--subtract-overhead".into()));
+        line.extend(["--".into(), dir.into()]);
+        Analyze::parse_from(line).args
+    }
+}
+
+impl Args {
+    fn launch(&self) -> Launch {
+        let number = |number: u64| OsString::from(number.to_string());
+        let settings = [
+            ("TRACE_MAX_MB", self.max_mb.map(number)),
+            ("TRACE_MAX", self.max_events.map(number)),
+            ("TRACE_FULL", self.full.as_ref().map(OsString::from)),
+            ("TRACE_THREADS", self.threads.clone()),
+            ("TRACE_CLOCK", self.clock.as_ref().map(OsString::from)),
+        ];
+        Launch {
+            command: self.command.clone(),
+            directory: self.dir.clone(),
+            settings: settings.into_iter().filter_map(|(name, v)| Some((name, v?))).collect(),
+            time_limit: self.timeout,
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
+    if duration.is_zero() { Err("more than 0 s is needed".to_owned()) } else { Ok(duration) }
+}
+
+/// Refuses a program of which is known beforehand that nothing would be recorded.
+fn check_hooks(name: &OsString) -> anyhow::Result<()> {
+    let shown = Path::new(name).display();
+    let Some(path) = find_program(name) else {
+        bail!("run {shown}: there is no such program, or it is not executable");
+    };
+    match hooks_of(&path) {
+        Hooks::Traced | Hooks::Unknown => Ok(()),
+        Hooks::NoRuntime => bail!(
+            "run {shown}: it was built with hooks but without the runtime, so the C library's \
+             empty hooks take its calls: link callsight_runtime.o into it, as `callsight init` \
+             sets up"
+        ),
+        Hooks::None => bail!(
+            "run {shown}: it has no hooks, so nothing would be recorded: build it with them \
+             (`callsight init` sets that up), or pass --no-check if it starts a program that has"
+        ),
+    }
+}
+
+fn note_outcome(outcome: &Outcome, timeout: Option<Duration>) {
+    let limit = timeout.unwrap_or_default().as_secs_f64();
+    if outcome.timed_out {
+        note(&format!("the program was ended after {limit} s (--timeout): {}", outcome.status));
+    } else if !outcome.status.success() {
+        note(&format!("the program ended with {}", outcome.status));
+    }
+}
+
+fn ensure_captured(args: &Args, earlier: &[PathBuf]) -> anyhow::Result<()> {
+    ensure!(
+        captures_in(&args.dir)?.iter().any(|capture| !earlier.contains(capture)),
+        "report on {}: the run left no capture in {}: no function with a hook was called, \
+         or the program could not write there",
+        Path::new(&args.command[0]).display(),
+        args.dir.display()
+    );
+    Ok(())
+}
+
+fn note(text: &str) {
+    eprintln!("callsight run: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cli;
+    use crate::Verb;
+
+    fn parse(line: &str) -> Result<Args, String> {
+        let words = ["callsight", "run"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).map_err(|error| error.to_string())?.verb {
+            Verb::Run(args) => Ok(args),
+            _ => Err("another verb".to_owned()),
+        }
+    }
+
+    #[test]
+    fn options_become_the_runtimes_variables_and_the_rest_is_the_programs() {
+        let line = "--max-mb 8 --max-events 5 --full wrap --threads a*,b --clock mono --timeout 0.5 \
+                    -- prog --max-mb 9";
+        let launch = parse(line).expect("arguments").launch();
+        let said: Vec<String> = launch
+            .settings
+            .iter()
+            .map(|(name, value)| format!("{name}={}", value.to_string_lossy()))
+            .collect();
+        let wanted = ["TRACE_MAX_MB=8", "TRACE_MAX=5", "TRACE_FULL=wrap", "TRACE_THREADS=a*,b"];
+        assert_eq!(said[..4], wanted);
+        assert_eq!(said[4..], ["TRACE_CLOCK=mono"]);
+        assert_eq!(launch.command, ["prog", "--max-mb", "9"].map(OsString::from));
+        assert_eq!(launch.time_limit, Some(Duration::from_millis(500)));
+        assert!(parse("-- prog").expect("arguments").launch().settings.is_empty());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_before_anything_runs() {
+        for line in ["", "prog", "--full grow -- p", "--clock sun -- p", "--max-mb x -- p"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        for seconds in ["0", "-1", "x", "inf", "nan"] {
+            assert!(parse(&format!("--timeout={seconds} -- p")).is_err(), "{seconds}");
+        }
+    }
 }

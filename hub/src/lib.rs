@@ -1,1 +1,22 @@
-//! stub
+//! Live tracing: what comes in ([`stream`]), one traced program at a time ([`Session`]), and
+//! where its events go ([`Sink`]).
+//!
+//! [`ingest`] joins them for devices: sockets in, captures out. [`local`] runs a program of this
+//! machine. Everything else here is free of sockets and clocks, so that a test of it needs only
+//! an array of bytes.
+//!
+//! Knows nothing of build systems, and nothing of what events mean to a reader.
+
+#![forbid(unsafe_code)]
+
+pub mod capture;
+pub mod ingest;
+pub mod local;
+mod losses;
+mod session;
+pub mod sink;
+pub mod stream;
+
+pub use losses::{LossWatch, Losses};
+pub use session::{Session, Tally};
+pub use sink::{Batch, SessionMeta, Sink, SinkTally};

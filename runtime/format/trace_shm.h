@@ -546,6 +546,10 @@ enum callsight_stop_reason
    `/proc` could not be read: modules are unknown.
    */
   CALLSIGHT_STOP_REASON_NO_MODULES = 3,
+  /*
+   A stream broke off before its end; written by the server that received it.
+   */
+  CALLSIGHT_STOP_REASON_CUT = 4,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

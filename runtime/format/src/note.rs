@@ -99,6 +99,8 @@ pub enum StopReason {
     End = 2,
     /// `/proc` could not be read: modules are unknown.
     NoModules = 3,
+    /// A stream broke off before its end; written by the server that received it.
+    Cut = 4,
 }
 
 /// Fields of [`NOTE_PROCESS`].

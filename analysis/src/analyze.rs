@@ -1,0 +1,313 @@
+//! A request → a report: the order in which everything else is called.
+
+use std::path::PathBuf;
+
+use callsight_format::Origin;
+
+use crate::Error;
+use crate::assembly::Assembly;
+use crate::capture::{Capture, Group};
+use crate::clock::{Anchor, Clock};
+use crate::matcher::{Life, Matched, match_calls};
+use crate::modules::Finder;
+use crate::naming::put_rows;
+use crate::notices::Doubts;
+use crate::report::{Mode, ProcessRow, Report, ThreadRow};
+use crate::stack::Tally;
+use crate::summary::Summary;
+use crate::survey::{Process, Survey, inherit_modules};
+use crate::tables::Detail;
+
+/// How to analyze.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Binaries to take names from instead of the paths in the capture.
+    pub exes: Vec<PathBuf>,
+    /// A tool to ask for names instead of reading the ELF files.
+    pub addr2line: Option<PathBuf>,
+    /// What to collect beside the numbers by function.
+    pub detail: Detail,
+    /// Take the measured cost of hooks off total and self times.
+    pub subtract_overhead: bool,
+}
+
+/// Reads captures, directories or files, and reports on all of them together.
+///
+/// # Errors
+/// Nothing to report on, or names that would be wrong; see [`Error`].
+pub fn analyze(paths: &[PathBuf], options: &Options) -> Result<Report, Error> {
+    let finder = Finder::new(&options.exes)?;
+    let capture = Capture::open(paths)?;
+    let mut surveys: Vec<Survey> =
+        capture.groups.iter().map(Survey::of).collect::<Result<_, _>>()?;
+    inherit_modules(&mut surveys);
+    check_exes(&finder, &surveys)?;
+    let mut analysis = Analysis::new(options, &finder, &surveys, &capture);
+    for (group, survey) in capture.groups.iter().zip(&surveys) {
+        analysis.add_group(group, survey)?;
+    }
+    for path in &capture.summaries {
+        analysis.add_summary(path);
+    }
+    analysis.finish(&capture, &finder)
+}
+
+struct Analysis<'o> {
+    options: &'o Options,
+    anchors: Vec<(u64, u64, Anchor)>,
+    assembly: Assembly,
+    report: Report,
+    doubts: Doubts,
+    files_used: [usize; 2],
+    span: Span,
+}
+
+impl<'o> Analysis<'o> {
+    fn new(
+        options: &'o Options,
+        finder: &Finder,
+        surveys: &[Survey],
+        capture: &Capture,
+    ) -> Analysis<'o> {
+        // Processes that share the start of a clock share its rate.
+        let anchors = capture.groups.iter().zip(surveys).flat_map(|(group, survey)| {
+            let Origin { t0_ticks, t0_ns, .. } = group.origin;
+            survey.anchors.iter().map(move |anchor| (t0_ticks, t0_ns, *anchor))
+        });
+        let mut doubts = Doubts::default();
+        capture.notices.iter().for_each(|notice| doubts.say(notice.clone()));
+        Analysis {
+            options,
+            anchors: anchors.collect(),
+            assembly: Assembly::new(options.subtract_overhead, finder.has_exe()),
+            report: Report::default(),
+            doubts,
+            files_used: [0, 0],
+            span: Span::default(),
+        }
+    }
+
+    fn clock(&self, origin: &Origin, in_ticks: bool) -> Option<Clock> {
+        if !in_ticks {
+            return Some(Clock::NANOSECONDS);
+        }
+        let same =
+            |entry: &&(u64, u64, Anchor)| (entry.0, entry.1) == (origin.t0_ticks, origin.t0_ns);
+        Clock::of_ticks(origin, self.anchors.iter().filter(same).map(|entry| entry.2))
+    }
+
+    fn add_group(&mut self, group: &Group, survey: &Survey) -> Result<(), Error> {
+        let Some(clock) = self.clock(&group.origin, group.in_ticks()) else {
+            self.doubts.say(format!(
+                "left out: {}: its times are clock ticks, and neither its header nor an anchor \
+                 says how long a tick is",
+                group.name()
+            ));
+            return Ok(());
+        };
+        let matched = match_calls(group, survey, self.options.detail)?;
+        self.files_used[0] += group.segments.len();
+        for (process, tables) in survey.processes.iter().zip(&matched.tables) {
+            self.assembly.add_process(group, process, &clock, tables);
+        }
+        self.add_threads(group, survey, &clock, &matched);
+        self.add_processes(group, survey, &matched);
+        self.report.hook_ns = self.report.hook_ns.max(group.origin.hook_ns);
+        self.doubts.add_group(group, survey, &clock, &mut self.report);
+        Ok(())
+    }
+
+    fn add_threads(
+        &mut self,
+        group: &Group,
+        survey: &Survey,
+        clock: &Clock,
+        matched: &Matched<'_>,
+    ) {
+        let unmatched_before = self.report.totals.unmatched_exits;
+        let mut span = Span::default();
+        for life in &matched.lives {
+            self.add_tally(&life.tally, clock);
+            if life.events == 0 {
+                continue;
+            }
+            span.add(clock.time_ns(life.first_ticks), clock.time_ns(life.last_ticks));
+            self.report.events += life.events;
+            self.report.threads.push(thread_row(life, &survey.processes[life.process], clock));
+        }
+        // Losses of which nobody knows the thread explain exits of any.
+        let totals = &mut self.report.totals;
+        let explained = survey.stray_losses.min(totals.unmatched_exits - unmatched_before);
+        totals.unmatched_exits -= explained;
+        totals.exits_after_loss += explained;
+        // Processes that wrote here share a clock; a stream has that of its own machine.
+        match group.streamed {
+            true => self.report.span_ns = self.report.span_ns.max(span.length_ns()),
+            false => self.span.join(&span),
+        }
+    }
+
+    fn add_tally(&mut self, tally: &Tally, clock: &Clock) {
+        let totals = &mut self.report.totals;
+        totals.unmatched_exits += tally.unmatched_exits;
+        totals.unclosed_enters += tally.unclosed_enters;
+        totals.exits_after_loss += tally.exits_after_loss;
+        totals.inherited_exits += tally.inherited_exits;
+        totals.skipped_calls += tally.skipped_calls;
+        totals.calls_cut_by_loss += tally.calls_cut_by_loss;
+        totals.uncertain_calls += tally.uncertain_calls;
+        let gap_ns = clock.duration_ns(tally.gap_ticks).round() as u64;
+        totals.gap_ns = totals.gap_ns.saturating_add(gap_ns);
+        self.doubts.add_step_back(clock.duration_ns(tally.greatest_step_back));
+    }
+
+    fn add_processes(&mut self, group: &Group, survey: &Survey, matched: &Matched<'_>) {
+        for (index, process) in survey.processes.iter().enumerate() {
+            let lived = matched.lives.iter().any(|life| life.process == index && life.events > 0);
+            if !lived && !process.announced {
+                continue;
+            }
+            self.report.processes.push(ProcessRow {
+                pid: process.pid,
+                start: process.start,
+                exe: String::from_utf8_lossy(&process.exe).into_owned(),
+                forked: process.forked,
+                ended: ended(group, survey, matched, index),
+            });
+        }
+    }
+
+    fn add_summary(&mut self, path: &std::path::Path) {
+        let summary = match Summary::read(path) {
+            Ok(summary) => summary,
+            Err(error) => return self.doubts.say(format!("left out: {error}")),
+        };
+        let Some(clock) = self.clock(&summary.origin, summary.in_ticks()) else {
+            let path = path.display();
+            return self
+                .doubts
+                .say(format!("left out: {path}: it does not say how long a tick is"));
+        };
+        self.files_used[1] += 1;
+        self.assembly.add_summary(&summary, &clock);
+        let span_ns = clock.duration_ns(summary.span).round() as u64;
+        self.report.span_ns = self.report.span_ns.max(span_ns);
+        let Summary { pid, tid, .. } = summary;
+        let name = String::new();
+        self.report.threads.push(ThreadRow { pid, tid, name, events: 0, span_ns });
+        if summary.truncated_calls > 0 {
+            self.doubts.say(format!(
+                "process {pid}, thread {tid}: {} calls were too deep for its summary",
+                summary.truncated_calls
+            ));
+        }
+        if summary.missing_records > 0 {
+            self.doubts.say(format!(
+                "{}: {} functions are missing, the file is cut",
+                path.display(),
+                summary.missing_records
+            ));
+        }
+    }
+
+    fn finish(mut self, capture: &Capture, finder: &Finder) -> Result<Report, Error> {
+        let mut report = self.report;
+        report.mode = match self.files_used {
+            [0, 0] => {
+                let files = capture.groups.iter().map(|group| group.segments.len()).sum::<usize>()
+                    + capture.summaries.len();
+                self.doubts.finish(&mut report);
+                let first = report.notices.into_iter().next().unwrap_or_default();
+                return Err(Error::NothingUsable { files, first });
+            }
+            [_, 0] => Mode::Events,
+            [0, _] => Mode::Summary,
+            [events, summaries] => {
+                self.doubts.say(format!(
+                    "{events} event files and {summaries} summary files are added up here"
+                ));
+                Mode::Mixed
+            }
+        };
+        if report.mode != Mode::Events {
+            self.doubts.say(
+                "totals from summary files count every level of a recursion, and their percentiles \
+                 are at most 13 % off"
+                    .into(),
+            );
+        }
+        if self.assembly.cut_calls > 0 {
+            self.doubts.say(format!(
+                "{} calls are deeper than {} frames; their paths are cut there",
+                self.assembly.cut_calls,
+                crate::paths::MAX_DEPTH
+            ));
+        }
+        report.overhead_subtracted = self.options.subtract_overhead && report.hook_ns > 0;
+        if report.overhead_subtracted {
+            self.doubts.say(format!(
+                "{} ns a hook are taken off total and self times; p50 to max are as measured",
+                report.hook_ns
+            ));
+        }
+        report.span_ns = report.span_ns.max(self.span.length_ns());
+        report.threads.sort_by_key(|thread| (thread.pid, thread.tid));
+        let tool = self.options.addr2line.as_deref();
+        put_rows(self.assembly, finder, tool, &mut report)?;
+        self.doubts.finish(&mut report);
+        Ok(report)
+    }
+}
+
+/// Whether a process ended its recording in order; `None` where its files cannot tell.
+fn ended(group: &Group, survey: &Survey, matched: &Matched<'_>, index: usize) -> Option<bool> {
+    if group.in_ticks() {
+        return Some(matched.ended[index]);
+    }
+    // Without ticks there is no closing anchor, but our own files are cut to their last record.
+    let last = index + 2 == survey.processes.len() && group.mapped;
+    matched.ended[index].then_some(true).or(last.then_some(!survey.oddities.unwritten_end))
+}
+
+fn thread_row(life: &Life, process: &Process, clock: &Clock) -> ThreadRow {
+    let span_ns = clock.duration_ns(life.last_ticks - life.first_ticks).round() as u64;
+    let (tid, events) = (life.tid, life.events);
+    ThreadRow { pid: process.pid, tid, name: life.name.clone(), events, span_ns }
+}
+
+fn check_exes(finder: &Finder, surveys: &[Survey]) -> Result<(), Error> {
+    let (mut mains, mut libraries) = (Vec::new(), Vec::new());
+    for process in surveys.iter().flat_map(|survey| &survey.processes) {
+        for mapping in process.space.mappings() {
+            match mapping.path == process.exe || !process.modules_known {
+                true if process.announced || !mapping.path.is_empty() => {
+                    mains.push(&mapping.build_id[..]);
+                }
+                true => {}
+                false => libraries.push(&mapping.build_id[..]),
+            }
+        }
+    }
+    finder.check_exes(&mains, &libraries)
+}
+
+/// Earliest and latest time.
+#[derive(Debug, Default)]
+struct Span(Option<(f64, f64)>);
+
+impl Span {
+    fn add(&mut self, from: f64, to: f64) {
+        let (first, last) = self.0.unwrap_or((from, to));
+        self.0 = Some((first.min(from), last.max(to)));
+    }
+
+    fn join(&mut self, other: &Span) {
+        if let Some((from, to)) = other.0 {
+            self.add(from, to);
+        }
+    }
+
+    fn length_ns(&self) -> u64 {
+        self.0.map_or(0, |(first, last)| (last - first).round() as u64)
+    }
+}

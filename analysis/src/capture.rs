@@ -1,0 +1,324 @@
+//! Directories and files → groups of segments, each in the order it was written.
+//!
+//! A group is everything one process or one stream left behind. A file that cannot be used is a
+//! notice where its directory was named, and an error where it was named itself. Reads headers
+//! only; knows nothing of events.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use callsight_format::{
+    ByteOrder, FILE_HEADER_BYTES, FILE_HEADER_MAPPED_BYTES, FLAG_TICKS, FLAG_WRAPPED, FileHeader,
+    HeaderError, Origin, SUMMARY_MAGIC,
+};
+
+use crate::Error;
+
+/// The files of a request.
+#[derive(Debug, Default)]
+pub struct Capture {
+    /// Event files, by who wrote them.
+    pub groups: Vec<Group>,
+    /// Summary files.
+    pub summaries: Vec<PathBuf>,
+    /// Files that were left out, and why.
+    pub notices: Vec<String>,
+}
+
+/// The segments of one process or one stream, in the order they were written.
+#[derive(Debug)]
+pub struct Group {
+    /// Pid of the process, or number of the stream.
+    pub id: u32,
+    /// Whether a server wrote it; else the process itself.
+    pub streamed: bool,
+    /// Whether the segments are mapped windows, as our own runtime leaves them.
+    pub mapped: bool,
+    /// Clock and load words of the first segment.
+    pub origin: Origin,
+    /// Whether an older segment was rotated away.
+    pub wrapped: bool,
+    /// The files.
+    pub segments: Vec<Segment>,
+}
+
+/// One event file.
+#[derive(Debug)]
+pub struct Segment {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its header.
+    pub header: FileHeader,
+    /// Byte order of its producer.
+    pub order: ByteOrder,
+    /// How many segments before this one are missing.
+    pub missing_before: u32,
+}
+
+impl Capture {
+    /// Finds the captures in `paths`, each a directory or a file.
+    ///
+    /// # Errors
+    /// A path that cannot be read, a named file that is no capture, or nothing to report on.
+    pub fn open(paths: &[PathBuf]) -> Result<Capture, Error> {
+        let mut finder = Finder::default();
+        for path in paths {
+            if path.is_dir() {
+                finder.add_directory(path)?;
+            } else {
+                finder.add_file(path)?;
+            }
+        }
+        finder.finish()
+    }
+}
+
+impl Group {
+    /// Whether its times are clock ticks rather than ns.
+    pub fn in_ticks(&self) -> bool {
+        self.origin.flags & FLAG_TICKS != 0
+    }
+
+    /// What people call it.
+    pub fn name(&self) -> String {
+        match self.streamed {
+            true => format!("stream {}", self.id),
+            false => format!("process {}", self.id),
+        }
+    }
+}
+
+/// What belongs together. Files of another start of the clock words are of another process (or
+/// another stream) that was given the same number. In mapped files process notes say so better.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct GroupKey {
+    directory: PathBuf,
+    streamed: bool,
+    id: u32,
+    clock: (u64, u64, u32),
+}
+
+#[derive(Default)]
+struct Finder {
+    found: BTreeMap<GroupKey, Vec<(Place, Segment)>>,
+    capture: Capture,
+    files: usize,
+}
+
+/// Where a segment stands in its group. A process of ours has one numbering for all threads, the
+/// reference one a thread; this order is right for both.
+type Place = (u32, u32);
+
+enum Opened {
+    Events(FileHeader, ByteOrder),
+    Summary,
+}
+
+impl Finder {
+    fn add_directory(&mut self, directory: &Path) -> Result<(), Error> {
+        let fail = |why| Error::Read { path: directory.to_path_buf(), why };
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(directory).map_err(fail)? {
+            let path = entry.map_err(fail)?.path();
+            if is_capture_name(&path) && path.is_file() {
+                paths.push(path);
+            }
+        }
+        if paths.is_empty() {
+            return Err(Error::NoCaptures { path: directory.to_path_buf() });
+        }
+        paths.sort();
+        for path in paths {
+            match open(&path) {
+                Ok(opened) => self.take(path, opened),
+                Err(error) => self.leave_out(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<(), Error> {
+        let opened = open(path)?;
+        self.take(path.to_path_buf(), opened);
+        Ok(())
+    }
+
+    fn leave_out(&mut self, error: Error) {
+        self.files += 1;
+        self.capture.notices.push(format!("left out: {error}"));
+    }
+
+    fn take(&mut self, path: PathBuf, opened: Opened) {
+        self.files += 1;
+        let Opened::Events(header, order) = opened else {
+            self.capture.summaries.push(path);
+            return;
+        };
+        let name = NameNumbers::of(&path);
+        let mapped = is_mapped(&header);
+        let key = GroupKey {
+            directory: path.parent().map(Path::to_path_buf).unwrap_or_default(),
+            streamed: name.is_some_and(|name| name.streamed),
+            id: name.map_or(header.pid, |name| name.id),
+            clock: match mapped {
+                true => (0, 0, header.flags & FLAG_TICKS),
+                false => (header.t0_ns, header.t0_ticks, header.flags & FLAG_TICKS),
+            },
+        };
+        let place = name.map_or((header.seq, 0), |name| (name.seq, name.tid));
+        let segment = Segment { path, header, order, missing_before: 0 };
+        self.found.entry(key).or_default().push((place, segment));
+    }
+
+    fn finish(mut self) -> Result<Capture, Error> {
+        for (key, mut placed) in self.found {
+            placed.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.path.cmp(&b.1.path)));
+            placed.dedup_by(|a, b| a.1.path == b.1.path);
+            self.capture.groups.push(group(&key, placed));
+        }
+        self.capture.summaries.sort();
+        self.capture.summaries.dedup();
+        if self.capture.groups.is_empty() && self.capture.summaries.is_empty() {
+            let first = self.capture.notices.into_iter().next().unwrap_or_default();
+            return Err(Error::NothingUsable { files: self.files, first });
+        }
+        Ok(self.capture)
+    }
+}
+
+fn group(key: &GroupKey, placed: Vec<(Place, Segment)>) -> Group {
+    let first = placed.first().map(|(_, segment)| segment.header).unwrap_or_default();
+    let wrapped = placed.iter().any(|(_, segment)| segment.header.flags & FLAG_WRAPPED != 0);
+    // The reference numbers segments by thread, and skips numbers that are taken.
+    let counted = key.streamed || is_mapped(&first);
+    let mut next = 0;
+    let segments = placed.into_iter().map(|((seq, _), mut segment)| {
+        if counted {
+            segment.missing_before = seq.saturating_sub(next);
+            next = seq.saturating_add(1);
+        }
+        segment
+    });
+    Group {
+        id: key.id,
+        streamed: key.streamed,
+        mapped: is_mapped(&first),
+        origin: first.origin(),
+        wrapped,
+        segments: segments.collect(),
+    }
+}
+
+fn is_mapped(header: &FileHeader) -> bool {
+    header.header_size as usize == FILE_HEADER_MAPPED_BYTES
+}
+
+fn open(path: &Path) -> Result<Opened, Error> {
+    let fail = |why: io::Error| Error::Read { path: path.to_path_buf(), why };
+    let mut file = File::open(path).map_err(fail)?;
+    let mut bytes = Vec::with_capacity(FILE_HEADER_BYTES);
+    file.by_ref().take(FILE_HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.starts_with(&SUMMARY_MAGIC) {
+        return Ok(Opened::Summary);
+    }
+    match FileHeader::parse(&bytes) {
+        Ok((header, order)) => Ok(Opened::Events(header, order)),
+        Err(why) => Err(Error::Header { path: path.to_path_buf(), why: name(why, &bytes) }),
+    }
+}
+
+/// An empty file says more than "another first word" would.
+fn name(error: HeaderError, bytes: &[u8]) -> HeaderError {
+    match bytes.iter().all(|byte| *byte == 0) {
+        true => HeaderError::Short { found: 0 },
+        false => error,
+    }
+}
+
+fn is_capture_name(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    name.starts_with("trace.") && name.ends_with(".bin")
+}
+
+/// The numbers in the name of an event file.
+#[derive(Clone, Copy)]
+struct NameNumbers {
+    streamed: bool,
+    id: u32,
+    tid: u32,
+    seq: u32,
+}
+
+impl NameNumbers {
+    fn of(path: &Path) -> Option<NameNumbers> {
+        let name = path.file_name()?.to_str()?;
+        let parts: Vec<&str> =
+            name.strip_prefix("trace.")?.strip_suffix(".bin")?.split('.').collect();
+        let [first, second, third] = parts[..] else { return None };
+        let seq = third.parse().ok()?;
+        Some(match first {
+            "stream" => NameNumbers { streamed: true, id: second.parse().ok()?, tid: 0, seq },
+            pid => {
+                let (id, tid) = (pid.parse().ok()?, second.parse().ok()?);
+                NameNumbers { streamed: false, id, tid, seq }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes event files with these names, gives the names of each group in order.
+    fn groups(names: &[&str]) -> Vec<Vec<String>> {
+        let directory = tempfile::tempdir().expect("a directory");
+        for name in names {
+            let header = FileHeader::new(Origin::default(), 0, 0).to_bytes(ByteOrder::Little);
+            fs::write(directory.path().join(name), header).expect("write");
+        }
+        let capture = Capture::open(&[directory.path().to_path_buf()]).expect("a capture");
+        let name = |segment: &Segment| {
+            segment.path.file_name().expect("a name").to_string_lossy().into_owned()
+        };
+        capture.groups.iter().map(|group| group.segments.iter().map(name).collect()).collect()
+    }
+
+    #[test]
+    fn segment_10_comes_after_segment_2() {
+        let names = ["trace.7.7.10.bin", "trace.7.7.2.bin", "trace.7.7.0.bin"];
+        let expected = ["trace.7.7.0.bin", "trace.7.7.2.bin", "trace.7.7.10.bin"];
+        assert_eq!(groups(&names), [expected]);
+    }
+
+    #[test]
+    fn streams_and_processes_of_one_number_stay_apart() {
+        let names = ["trace.1.1.0.bin", "trace.stream.1.0.bin", "trace.stream.2.0.bin"];
+        assert_eq!(groups(&names), names.map(|name| vec![name.to_string()]));
+    }
+
+    #[test]
+    fn a_directory_without_captures_says_so() {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("trace.1.1.0.bin")).expect("a directory of that name");
+        let error = Capture::open(&[directory.path().to_path_buf()]).expect_err("nothing there");
+        assert!(matches!(error, Error::NoCaptures { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_named_file_that_is_no_capture_is_an_error() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notes.txt");
+        fs::write(&path, "not a capture at all, but long enough to hold one").expect("write");
+        let error = Capture::open(&[path]).expect_err("no capture");
+        assert!(error.to_string().contains("not a callsight capture"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_path_names_itself() {
+        let error = Capture::open(&[PathBuf::from("/nonexistent/traces")]).expect_err("missing");
+        assert!(error.to_string().contains("/nonexistent/traces"), "{error}");
+    }
+}

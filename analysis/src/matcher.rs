@@ -1,0 +1,270 @@
+//! Second pass over a group: every call of every thread into the tables of its process.
+//!
+//! A *life* is one thread from its start to its end: a thread id is handed out again, and events
+//! of several processes share a stream. Files without process notes (made by other tools) are one
+//! process.
+
+use callsight_format::{
+    Event, KIND_ENTER, LossNote, MARK_CLOCK, NOTE_LOSS, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME,
+    PROCESS_AGAIN, ProcessNote, StopReason,
+};
+use rustc_hash::FxHashMap;
+
+use crate::Error;
+use crate::capture::{Group, Segment};
+use crate::stack::{Stack, Tally};
+use crate::survey::Survey;
+use crate::tables::{Detail, Tables};
+use crate::walk::{Visitor, walk};
+
+/// What the second pass makes of a group.
+pub struct Matched<'s> {
+    /// The threads, in the order they appear.
+    pub lives: Vec<Life>,
+    /// Tables of each process of the survey.
+    pub tables: Vec<Tables<'s>>,
+    /// Whether each process ended its recording in order.
+    pub ended: Vec<bool>,
+}
+
+/// One thread, from its start to its end.
+#[derive(Debug, Default)]
+pub struct Life {
+    /// Number of its process in the survey.
+    pub process: usize,
+    /// Kernel thread id.
+    pub tid: u32,
+    /// Its last name; empty where nobody said.
+    pub name: String,
+    /// Enters and exits.
+    pub events: u64,
+    /// Time of its first event.
+    pub first_ticks: u64,
+    /// Time of its last event, or of its end while it was inside a function.
+    pub last_ticks: u64,
+    /// What its matching found odd.
+    pub tally: Tally,
+    stack: Stack,
+    /// Events lost since its last call: perhaps those of the next life under its thread id.
+    lost_since_call: u64,
+    /// Whether its last record is the one an orderly end leaves.
+    closing: bool,
+}
+
+/// Matches all calls of `group`.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn match_calls<'s>(
+    group: &Group,
+    survey: &'s Survey,
+    detail: Detail,
+) -> Result<Matched<'s>, Error> {
+    let tables = survey.processes.iter().map(|process| Tables::new(&process.space, detail));
+    let mut matcher = Matcher {
+        survey,
+        // Of rotated traces the beginning is missing: any exit may be of a call begun there.
+        lost_before: if group.wrapped || survey.wrapped_segments > 0 { u64::MAX } else { 0 },
+        lost_early: FxHashMap::default(),
+        announced: 0,
+        clock_start: (0, 0),
+        by_tid: FxHashMap::default(),
+        current: None,
+        matched: Matched {
+            lives: Vec::new(),
+            tables: tables.collect(),
+            ended: vec![false; survey.processes.len()],
+        },
+    };
+    walk(group, &mut matcher)?;
+    Ok(matcher.finish())
+}
+
+struct Matcher<'s> {
+    survey: &'s Survey,
+    lost_before: u64,
+    /// Events lost by threads that are not seen yet.
+    lost_early: FxHashMap<u32, u64>,
+    announced: usize,
+    clock_start: (u64, u64),
+    by_tid: FxHashMap<u32, usize>,
+    /// Thread of the last call and its life: events come in runs of one thread.
+    current: Option<(u32, usize)>,
+    matched: Matched<'s>,
+}
+
+impl Visitor for Matcher<'_> {
+    #[inline]
+    fn call(&mut self, event: &Event) {
+        let index = match self.current {
+            Some((tid, index)) if tid == event.tid => index,
+            _ => self.life_of(event.tid),
+        };
+        let life = &mut self.matched.lives[index];
+        let tables = &mut self.matched.tables[life.process];
+        if life.events == 0 {
+            life.first_ticks = event.ts;
+        }
+        life.events += 1;
+        life.closing = false;
+        life.lost_since_call = 0;
+        match event.kind {
+            KIND_ENTER => life.stack.enter(event, tables),
+            _ => life.stack.exit(event, tables),
+        }
+        life.last_ticks = life.stack.now();
+    }
+
+    fn mark(&mut self, event: &Event) {
+        let Some(life) = self.known_life(event.tid) else { return };
+        life.stack.alive(event.ts);
+        life.closing = event.func == MARK_CLOCK;
+    }
+
+    fn note(&mut self, tid: u32, ts: u64, code: u64, bytes: &[u8]) {
+        match code {
+            NOTE_PROCESS => self.process(tid, bytes),
+            NOTE_THREAD_NAME => {
+                let life = self.life_of(tid);
+                self.matched.lives[life].name = printable(bytes);
+            }
+            NOTE_LOSS => {
+                let events = LossNote::parse(bytes).map_or(0, |note| note.events);
+                self.lost(tid, events);
+            }
+            NOTE_STOP if is_end(bytes) => {
+                if let Some(life) = self.known_life(tid) {
+                    life.stack.alive(ts);
+                    let process = life.process;
+                    self.matched.ended[process] = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn torn(&mut self, tid: u32, events: u64) {
+        self.lost(tid, events);
+    }
+
+    fn segment(&mut self, segment: &Segment) {
+        self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
+    }
+
+    fn hole(&mut self, _segments: u32) {
+        self.lost_before = u64::MAX;
+        self.matched.lives.iter_mut().for_each(|life| life.stack.lost(u64::MAX));
+    }
+}
+
+impl<'s> Matcher<'s> {
+    fn known_life(&mut self, tid: u32) -> Option<&mut Life> {
+        let index = *self.by_tid.get(&tid)?;
+        self.matched.lives.get_mut(index)
+    }
+
+    fn lost(&mut self, tid: u32, events: u64) {
+        if events == 0 {
+            return;
+        }
+        match self.by_tid.get(&tid) {
+            Some(index) => {
+                let life = &mut self.matched.lives[*index];
+                life.stack.lost(events);
+                life.lost_since_call = life.lost_since_call.saturating_add(events);
+            }
+            None => {
+                let early = self.lost_early.entry(tid).or_default();
+                *early = early.saturating_add(events);
+            }
+        }
+    }
+
+    /// The life of a thread, begun where it did not say so itself.
+    fn life_of(&mut self, tid: u32) -> usize {
+        let index = match self.by_tid.get(&tid) {
+            Some(index) => *index,
+            None => {
+                let process = self.survey.process_of_silent(tid, self.clock_start);
+                self.add_life(tid, process, self.lost_before)
+            }
+        };
+        self.current = Some((tid, index));
+        index
+    }
+
+    /// A process note begins a life, unless it only repeats for a new file whose that file is.
+    fn process(&mut self, tid: u32, note: &[u8]) {
+        let made_up = self.survey.processes.len() - 1;
+        let process = self.survey.announcements.get(self.announced).copied();
+        self.announced += 1;
+        if ProcessNote::parse(note).is_some_and(|note| note.flags & PROCESS_AGAIN != 0) {
+            return;
+        }
+        let mut lost_before = 0;
+        if let Some(index) = self.by_tid.get(&tid) {
+            lost_before = self.matched.lives[*index].lost_since_call;
+            self.matched.end_life(*index);
+        }
+        self.add_life(tid, process.unwrap_or(made_up).min(made_up), lost_before);
+        self.current = None;
+    }
+
+    fn add_life(&mut self, tid: u32, process: usize, lost_before: u64) -> usize {
+        let mut stack = Stack::new(self.survey.processes[process].forked);
+        let lost_before = lost_before.saturating_add(self.lost_early.remove(&tid).unwrap_or(0));
+        if lost_before > 0 {
+            stack.lost(lost_before);
+        }
+        self.matched.lives.push(Life { process, tid, stack, ..Life::default() });
+        let index = self.matched.lives.len() - 1;
+        self.by_tid.insert(tid, index);
+        index
+    }
+
+    fn finish(mut self) -> Matched<'s> {
+        self.keep_main_threads_alive();
+        let last: Vec<usize> = self.by_tid.into_values().collect();
+        last.into_iter().for_each(|index| self.matched.end_life(index));
+        self.matched
+    }
+
+    /// A process lives as long as its main thread, which often only waits for the others. Of
+    /// these nobody knows: one may have ended inside its functions (`pthread_exit`).
+    fn keep_main_threads_alive(&mut self) {
+        let processes = &self.survey.processes;
+        let mut ends = vec![0; processes.len()];
+        for life in &self.matched.lives {
+            ends[life.process] = life.last_ticks.max(ends[life.process]);
+        }
+        for life in &mut self.matched.lives {
+            let process = &processes[life.process];
+            if process.announced && process.pid == life.tid {
+                life.stack.alive(ends[life.process]);
+            }
+        }
+    }
+}
+
+impl Matched<'_> {
+    fn end_life(&mut self, index: usize) {
+        let life = &mut self.lives[index];
+        let mut stack = std::mem::take(&mut life.stack);
+        let inside = stack.is_open();
+        stack.finish(&mut self.tables[life.process]);
+        if inside {
+            // Whoever is still inside a function is there until the trace ends.
+            life.last_ticks = stack.now();
+        }
+        life.tally = stack.tally;
+        self.ended[life.process] |= life.closing;
+    }
+}
+
+fn is_end(note: &[u8]) -> bool {
+    callsight_format::ByteOrder::Little.u32(note, 0) == Some(StopReason::End as u32)
+}
+
+fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).chars().filter(|char| !char.is_control()).collect()
+}

@@ -1,0 +1,266 @@
+//! Losses, truncations and doubts → sentences, one a kind.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use callsight_format::{
+    Cause, MARK_BUDGET, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRITE_ERROR, StopReason,
+};
+
+use crate::capture::Group;
+use crate::clock::{Clock, RateSource};
+use crate::report::{ProcessRow, Report};
+use crate::survey::Survey;
+use crate::walk::Oddities;
+
+/// The rates of header and anchors may differ by this much before it is said: measuring for some
+/// ms at the start of a busy process is off by 0.1 %.
+const RATE_TOLERANCE: f64 = 0.02;
+
+/// A clock may step back by this much before it is said: a signal handler may run between the
+/// reading of the clock and the storing of an event.
+const STEP_TOLERANCE_NS: f64 = 1e6;
+
+/// How many processes are named in one sentence.
+const NAMED: usize = 3;
+
+/// Adds up what all groups say about losses, and says it.
+#[derive(Debug, Default)]
+pub struct Doubts {
+    wrapped_segments: u64,
+    wrapped_events: u64,
+    missing_segments: u64,
+    oddities: Oddities,
+    seen: BTreeSet<String>,
+    lines: Vec<String>,
+    greatest_step_back_ns: f64,
+    /// Starts of clocks, of programs that do not name themselves.
+    starts: BTreeSet<(u64, u64)>,
+}
+
+impl Doubts {
+    /// What a group says of itself.
+    pub fn add_group(
+        &mut self,
+        group: &Group,
+        survey: &Survey,
+        clock: &Clock,
+        report: &mut Report,
+    ) {
+        for cause in Cause::all() {
+            let events = survey.losses[cause as usize];
+            if events > 0 {
+                let sum = report.losses.entry(cause.name().to_string()).or_default();
+                *sum = sum.saturating_add(events);
+            }
+        }
+        if survey.other_losses > 0 {
+            *report.losses.entry("unknown cause".into()).or_default() += survey.other_losses;
+        }
+        self.wrapped_segments += survey.wrapped_segments;
+        self.wrapped_events = self.wrapped_events.saturating_add(survey.wrapped_events);
+        self.missing_segments += survey.missing_segments;
+        self.add_oddities(&survey.oddities);
+        let name = group.name();
+        if group.wrapped && survey.wrapped_segments == 0 {
+            self.say(format!("{name}: older segments were rotated away; its beginning is missing"));
+        }
+        survey.limits.iter().for_each(|(code, payload)| self.say(limit(*code, *payload, &name)));
+        survey.stops.iter().for_each(|(reason, text)| self.add_stop(*reason, text, &name));
+        self.add_clock(clock, &name);
+        if survey.processes.len() == 1 {
+            self.starts.insert((group.origin.t0_ns, group.origin.t0_ticks));
+        }
+    }
+
+    fn add_oddities(&mut self, more: &Oddities) {
+        let sum = &mut self.oddities;
+        sum.unknown_kinds += more.unknown_kinds;
+        sum.unknown_markers += more.unknown_markers;
+        sum.counter_records += more.counter_records;
+        sum.broken_notes += more.broken_notes;
+        sum.cut_files += more.cut_files;
+    }
+
+    fn add_stop(&mut self, reason: StopReason, text: &str, name: &str) {
+        match reason {
+            StopReason::RingUnusable => self.say(format!(
+                "{name}: the ring of TRACE_SHM could not be used, events went to files: {text}"
+            )),
+            StopReason::NoModules => {
+                self.say(format!("{name}: its modules are unknown: {text}"));
+            }
+            StopReason::End => {}
+        }
+    }
+
+    fn add_clock(&mut self, clock: &Clock, name: &str) {
+        match clock.source {
+            RateSource::Header => self.say(format!(
+                "{name}: no closing clock anchor; times use the rate that was measured at its start"
+            )),
+            RateSource::Anchors { header_ratio } if (header_ratio - 1.0).abs() > RATE_TOLERANCE => {
+                self.say(format!(
+                    "{name}: its header states a clock rate that is off by a factor of \
+                     {header_ratio:.3}; the clock anchors are used"
+                ));
+            }
+            _ => {}
+        }
+    }
+
+    /// The farthest step back of a thread's clock.
+    pub fn add_step_back(&mut self, ns: f64) {
+        self.greatest_step_back_ns = self.greatest_step_back_ns.max(ns);
+    }
+
+    /// Says a sentence, once.
+    pub fn say(&mut self, line: String) {
+        if self.seen.insert(line.clone()) {
+            self.lines.push(line);
+        }
+    }
+
+    /// Puts the sentences into `report`, losses first.
+    pub fn finish(mut self, report: &mut Report) {
+        let said = std::mem::take(&mut self.lines);
+        self.say_losses(report);
+        self.lines.extend(said);
+        self.say_matching(report);
+        self.say_processes(report);
+        self.say_oddities();
+        let own = std::mem::take(&mut report.notices);
+        report.notices = self.lines;
+        report.notices.extend(own);
+    }
+
+    fn say_losses(&mut self, report: &Report) {
+        if !report.losses.is_empty() {
+            self.say(format!(
+                "{} events were lost: {}",
+                report.lost_events(),
+                list(&report.losses)
+            ));
+        }
+        if self.wrapped_segments > 0 {
+            self.say(format!(
+                "{} segments with {} events were rotated away (TRACE_FULL=wrap); the beginning is \
+                 missing",
+                self.wrapped_segments, self.wrapped_events
+            ));
+        }
+        if self.missing_segments > 0 {
+            self.say(format!(
+                "{} segments are not here; their events are missing",
+                self.missing_segments
+            ));
+        }
+        if report.totals.gap_ns > 0 {
+            self.say(format!(
+                "events were lost during {:.3} ms (over all threads); that time is in no \
+                 function's total or self time",
+                report.totals.gap_ns as f64 / 1e6
+            ));
+        }
+    }
+
+    fn say_matching(&mut self, report: &Report) {
+        let totals = &report.totals;
+        let mut say = |count: u64, what: &str| {
+            if count > 0 {
+                self.say(format!("{count} {what}"));
+            }
+        };
+        say(totals.exits_after_loss, "exits have no enter because of the lost events");
+        say(totals.calls_cut_by_loss, "calls have no exit because of the lost events");
+        say(
+            totals.uncertain_calls,
+            "calls were open while events were lost; they count, but not for p50 to max",
+        );
+        say(
+            totals.skipped_calls,
+            "frames were skipped (longjmp, exception or thread cancel); they end at the last event \
+             inside them",
+        );
+        say(
+            totals.inherited_exits,
+            "exits are of functions that a forked process had entered before the fork",
+        );
+        if self.greatest_step_back_ns > STEP_TOLERANCE_NS {
+            let ms = self.greatest_step_back_ns / 1e6;
+            self.say(format!(
+                "the clock of a thread stepped back by {ms:.3} ms; durations across that are too \
+                 short"
+            ));
+        }
+    }
+
+    fn say_processes(&mut self, report: &Report) {
+        let broken = report.processes.iter().filter(|process| process.ended == Some(false));
+        let broken: Vec<&ProcessRow> = broken.collect();
+        if !broken.is_empty() {
+            self.say(format!(
+                "{} did not end in order (killed, _exit or exec): the trace stops there",
+                names(&broken)
+            ));
+        }
+        let runs: Vec<&ProcessRow> = report
+            .processes
+            .iter()
+            .filter(|process| !process.forked && process.start > 0)
+            .collect();
+        let count = runs.len() + self.starts.len();
+        if count > 1 {
+            let who = if runs.is_empty() { String::new() } else { format!(": {}", names(&runs)) };
+            self.say(format!("{count} runs are added up here{who}"));
+        }
+    }
+
+    fn say_oddities(&mut self) {
+        let odd = std::mem::take(&mut self.oddities);
+        let mut say = |count: u64, what: &str| {
+            if count > 0 {
+                self.say(format!("{count} {what}"));
+            }
+        };
+        say(odd.cut_files, "files end within an event; the part is left out");
+        say(odd.unknown_kinds, "records of an unknown kind were skipped");
+        say(odd.unknown_markers, "markers of an unknown meaning were skipped");
+        say(odd.broken_notes, "notes are incomplete and were skipped");
+        say(odd.counter_records, "records of hardware counters were skipped");
+    }
+}
+
+fn limit(code: u64, payload: u64, name: &str) -> String {
+    let mib = payload as f64 / 1048576.0;
+    match code {
+        MARK_BUDGET => format!("{name}: recording stopped at the disk budget of {mib:.1} MiB"),
+        MARK_NO_SPACE => {
+            format!("{name}: recording stopped because less than {mib:.1} MiB of disk were free")
+        }
+        MARK_WRITE_ERROR => {
+            let error = std::io::Error::from_raw_os_error(payload as i32);
+            format!("{name}: recording stopped because writing failed: {error}")
+        }
+        MARK_MAX_EVENTS => format!("{name}: recording stopped at the limit of {payload} events"),
+        other => format!("{name}: recording stopped (marker {other})"),
+    }
+}
+
+fn list(losses: &BTreeMap<String, u64>) -> String {
+    let parts: Vec<String> = losses.iter().map(|(cause, n)| format!("{n} {cause}")).collect();
+    parts.join(", ")
+}
+
+fn names(processes: &[&ProcessRow]) -> String {
+    let named: Vec<String> = processes
+        .iter()
+        .take(NAMED)
+        .map(|process| match process.exe.is_empty() {
+            true => format!("process {}", process.pid),
+            false => format!("process {} ({})", process.pid, process.exe),
+        })
+        .collect();
+    let more = processes.len().saturating_sub(NAMED);
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{rest}", named.join(", "))
+}

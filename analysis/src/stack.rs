@@ -1,0 +1,317 @@
+//! Enter and exit events of one thread → finished calls.
+//!
+//! Events arrive in the thread's own order. An exit without its enter is counted by what explains
+//! it, never an error: a ring that overflowed is an ordinary capture. Times are in the clock's
+//! unit and never go back. Time inside a gap of lost events is nobody's: whoever ran then is
+//! unknown, and a guess would show a call that never was. Knows nothing of symbols or files;
+//! functions are numbers that the [`CallSink`] gives out.
+
+use callsight_format::Event;
+
+/// A function of the process, numbered from 0.
+pub type FunctionId = u32;
+
+/// Where calls go, and who knows which function an address is.
+pub trait CallSink {
+    /// The function entered at `address`.
+    fn function(&mut self, address: u64, ts: u64) -> FunctionId;
+    /// The same, of a function that may never have been entered.
+    fn known_function(&self, address: u64, ts: u64) -> Option<FunctionId>;
+    /// A call begins, inside `parent`. The sink may put its own numbers into `call`.
+    fn opened(&mut self, call: &mut OpenCall, parent: Option<&OpenCall>);
+    /// A call is over.
+    fn closed(&mut self, call: &Closed);
+}
+
+/// A call that has not ended yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenCall {
+    /// Run-time address of the function.
+    pub address: u64,
+    /// Return address in the caller.
+    pub site: u64,
+    /// The function.
+    pub function: FunctionId,
+    /// Stack pointer at its enter, in units of 16 bytes; 0 where unknown.
+    pub frame_units: u32,
+    /// The sink's node of its path, and its edge from the caller.
+    pub node: u32,
+    /// See `node`.
+    pub edge: u32,
+    entered: u64,
+    children: u64,
+    direct_callees: u64,
+    all_callees: u64,
+}
+
+/// A call that is over.
+#[derive(Clone, Copy, Debug)]
+pub struct Closed {
+    /// What it was while it was open.
+    pub call: OpenCall,
+    /// From enter to exit.
+    pub total_ticks: u64,
+    /// The same without callees.
+    pub self_ticks: u64,
+    /// Calls it made itself.
+    pub direct_callees: u64,
+    /// Calls made in it, at any depth.
+    pub all_callees: u64,
+    /// Whether no other call of the function is open.
+    pub outermost: bool,
+    /// Whether no event was lost while it was open.
+    pub certain: bool,
+    /// Whether it ended; else the trace did.
+    pub returned: bool,
+}
+
+/// What the matching of a thread found odd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Exits without an enter that nothing explains.
+    pub unmatched_exits: u64,
+    /// Exits whose enter is among lost events.
+    pub exits_after_loss: u64,
+    /// Exits of functions that a forked process had entered before the fork.
+    pub inherited_exits: u64,
+    /// Calls left without an exit: longjmp, an exception, a cancelled thread.
+    pub skipped_calls: u64,
+    /// Calls whose exit is among lost events.
+    pub calls_cut_by_loss: u64,
+    /// Calls that were open while events were lost.
+    pub uncertain_calls: u64,
+    /// Calls that had not returned at the end.
+    pub unclosed_enters: u64,
+    /// Time in which events were lost.
+    pub gap_ticks: u64,
+    /// The farthest step back of the clock.
+    pub greatest_step_back: u64,
+}
+
+/// The open calls of one thread.
+#[derive(Debug, Default)]
+pub struct Stack {
+    calls: Vec<OpenCall>,
+    open: OpenCounts,
+    started: bool,
+    now: u64,
+    alive_until: u64,
+    gap: u64,
+    in_gap: bool,
+    /// Calls below this depth were open while events were lost.
+    uncertain_below: usize,
+    /// Lost events that may each be the enter of an exit to come.
+    lost_events: u64,
+    forked: bool,
+    /// What was odd so far.
+    pub tally: Tally,
+}
+
+impl Stack {
+    /// A stack of a thread; `forked` if it may leave functions it never entered.
+    pub fn new(forked: bool) -> Stack {
+        Stack { forked, ..Stack::default() }
+    }
+
+    /// The thread entered a function.
+    pub fn enter<S: CallSink>(&mut self, event: &Event, sink: &mut S) {
+        let before = self.active();
+        self.advance(event.ts);
+        let frame_units = event.frame_units();
+        self.close_frames_left_behind(frame_units, before, sink);
+        let function = sink.function(event.func, event.ts);
+        self.open.add(function);
+        let mut call = OpenCall {
+            address: event.func,
+            site: event.call_site,
+            function,
+            frame_units,
+            entered: self.active(),
+            ..OpenCall::default()
+        };
+        sink.opened(&mut call, self.calls.last());
+        self.calls.push(call);
+    }
+
+    /// The thread left a function.
+    pub fn exit<S: CallSink>(&mut self, event: &Event, sink: &mut S) {
+        let before = self.active();
+        self.advance(event.ts);
+        match self.calls.last() {
+            Some(top) if top.address == event.func => {}
+            _ => match sink.known_function(event.func, event.ts) {
+                Some(function) if self.open.of(function) > 0 => {
+                    self.close_frames_above(function, before, sink);
+                }
+                _ => return self.exit_of_nothing(),
+            },
+        }
+        self.close_top(self.active(), true, sink);
+    }
+
+    /// Events of the thread were lost here.
+    pub fn lost(&mut self, events: u64) {
+        self.in_gap = true;
+        self.uncertain_below = self.calls.len();
+        self.lost_events = self.lost_events.saturating_add(events);
+    }
+
+    /// The thread was alive at `ts`, and perhaps longer in what it had called by then.
+    pub fn alive(&mut self, ts: u64) {
+        self.alive_until = self.alive_until.max(ts);
+    }
+
+    /// The trace of the thread ends here. Open calls end with it.
+    pub fn finish<S: CallSink>(&mut self, sink: &mut S) {
+        if self.started && !self.in_gap {
+            self.now = self.now.max(self.alive_until);
+        }
+        self.tally.unclosed_enters += self.calls.len() as u64;
+        while !self.calls.is_empty() {
+            self.close_top(self.active(), false, sink);
+        }
+        self.tally.gap_ticks = self.gap;
+    }
+
+    /// Whether a call is open.
+    pub fn is_open(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// The last time at which the thread was seen; 0 before its first event.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// The clock of durations: stands still in gaps.
+    fn active(&self) -> u64 {
+        self.now - self.gap
+    }
+
+    fn advance(&mut self, ts: u64) {
+        if ts < self.now {
+            // A signal handler came between the reading of the clock and the storing of the event.
+            self.tally.greatest_step_back = self.tally.greatest_step_back.max(self.now - ts);
+        }
+        let next = self.now.max(ts);
+        // Lost events before the first one of a thread are before its time.
+        if self.in_gap && self.started {
+            self.gap += next - self.now;
+        }
+        self.in_gap = false;
+        self.started = true;
+        self.now = next;
+    }
+
+    fn close_frames_left_behind<S: CallSink>(&mut self, units: u32, at: u64, sink: &mut S) {
+        while let Some(top) = self.calls.last() {
+            if !is_gone(top.frame_units, units) {
+                return;
+            }
+            self.skip_top(at, sink);
+        }
+    }
+
+    fn close_frames_above<S: CallSink>(&mut self, function: FunctionId, at: u64, sink: &mut S) {
+        while self.calls.last().is_some_and(|top| top.function != function) {
+            self.skip_top(at, sink);
+        }
+    }
+
+    /// Ends a call whose exit never came, at the last event inside it.
+    fn skip_top<S: CallSink>(&mut self, at: u64, sink: &mut S) {
+        match self.calls.len() <= self.uncertain_below {
+            true => self.tally.calls_cut_by_loss += 1,
+            false => self.tally.skipped_calls += 1,
+        }
+        self.close_top(at, true, sink);
+    }
+
+    fn exit_of_nothing(&mut self) {
+        let tally = &mut self.tally;
+        if self.forked {
+            tally.inherited_exits += 1;
+        } else if self.lost_events > 0 {
+            self.lost_events -= 1;
+            tally.exits_after_loss += 1;
+        } else {
+            tally.unmatched_exits += 1;
+        }
+    }
+
+    fn close_top<S: CallSink>(&mut self, at: u64, returned: bool, sink: &mut S) {
+        let Some(call) = self.calls.pop() else { return };
+        let depth = self.calls.len();
+        let total_ticks = at - call.entered;
+        let certain = depth >= self.uncertain_below;
+        self.uncertain_below = self.uncertain_below.min(depth);
+        self.tally.uncertain_calls += u64::from(!certain);
+        if let Some(parent) = self.calls.last_mut() {
+            parent.children += total_ticks;
+            parent.direct_callees += 1;
+            parent.all_callees += call.all_callees + 1;
+        }
+        sink.closed(&Closed {
+            total_ticks,
+            self_ticks: total_ticks - call.children,
+            direct_callees: call.direct_callees,
+            all_callees: call.all_callees,
+            outermost: self.open.remove(call.function) == 0,
+            certain,
+            returned,
+            call,
+        });
+    }
+}
+
+/// How far apart two frames of one stack may be for the older one to count as gone: beyond that
+/// the thread is on another stack (a signal's, a coroutine's).
+const NEAR_BYTES: u32 = 256 << 10;
+
+/// Frame units wrap at this number.
+const FRAME_MODULUS: u32 = 1 << 24;
+
+/// Whether a call entered with the stack pointer at `open` is over when another is entered at
+/// `entered`, nearer to the start of the same stack. Equal is not gone: inlined functions share
+/// a frame.
+fn is_gone(open: u32, entered: u32) -> bool {
+    let up = entered.wrapping_sub(open) % FRAME_MODULUS;
+    open != 0 && entered != 0 && up > 0 && up < NEAR_BYTES / 16
+}
+
+const PAGE: usize = 64;
+
+/// How many calls of each function are open. In pages, so that a thread that calls few of twelve
+/// thousand functions stays small.
+#[derive(Debug, Default)]
+struct OpenCounts {
+    pages: Vec<Option<Box<[u32; PAGE]>>>,
+}
+
+impl OpenCounts {
+    fn add(&mut self, function: FunctionId) {
+        let (page, at) = (function as usize / PAGE, function as usize % PAGE);
+        if page >= self.pages.len() {
+            self.pages.resize_with(page + 1, || None);
+        }
+        self.pages[page].get_or_insert_with(|| Box::new([0; PAGE]))[at] += 1;
+    }
+
+    /// Takes one off, gives what is left.
+    fn remove(&mut self, function: FunctionId) -> u32 {
+        let (page, at) = (function as usize / PAGE, function as usize % PAGE);
+        let count = self.pages[page].as_mut().map(|page| &mut page[at]);
+        let count = count.expect("a call is removed that was added");
+        *count -= 1;
+        *count
+    }
+
+    fn of(&self, function: FunctionId) -> u32 {
+        let page = self.pages.get(function as usize / PAGE).and_then(Option::as_ref);
+        page.map_or(0, |page| page[function as usize % PAGE])
+    }
+}
+
+#[cfg(test)]
+#[path = "stack_tests.rs"]
+mod tests;

@@ -1,0 +1,277 @@
+//! First pass over a group: all that must be known before calls can be matched.
+//!
+//! Clock anchors stand at the end of a file, and a module is noted after its first calls, so notes
+//! and markers are read before anything else. Calls are skipped here.
+
+use callsight_format::{
+    CAUSES, Cause, LossNote, MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP,
+    MARK_WRITE_ERROR, ModuleNote, NOTE_LOSS, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PROCESS,
+    NOTE_STOP, PROCESS_AGAIN, PROCESS_FORKED, ProcessNote, StopReason,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::Error;
+use crate::capture::{Group, Segment};
+use crate::clock::Anchor;
+use crate::space::{AddressSpace, Mapping, ModuleEvent};
+use crate::walk::{Oddities, Visitor, walk};
+
+/// A program that ran: what one process executed from start, fork or exec on.
+#[derive(Clone, Debug, Default)]
+pub struct Process {
+    /// Process id; the number of the stream where nobody said.
+    pub pid: u32,
+    /// Process id of its parent; 0 where nobody said.
+    pub parent_pid: u32,
+    /// Start time, in clock ticks since boot; 0 where nobody said.
+    pub start: u64,
+    /// Path of its executable; may be empty.
+    pub exe: Vec<u8>,
+    /// Whether it came from a fork of a traced process.
+    pub forked: bool,
+    /// Start of its clock, in ticks and ns: another one after exec.
+    pub clock_start: (u64, u64),
+    /// Whether it said who it is. Else it is made up, of events that nobody claimed.
+    pub announced: bool,
+    /// Its modules. Where it named none, one mapping of everything.
+    pub space: AddressSpace,
+    /// Whether it named its modules.
+    pub modules_known: bool,
+}
+
+/// What the notes and markers of a group say.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// The processes; the last one is made up.
+    pub processes: Vec<Process>,
+    /// The process of each process note, repeated ones too, in the order they stand in the group.
+    pub announcements: Vec<usize>,
+    /// Clock anchors.
+    pub anchors: Vec<Anchor>,
+    /// Events lost, by cause, as the data tells.
+    pub losses: [u64; CAUSES],
+    /// Events lost with causes of a later version.
+    pub other_losses: u64,
+    /// Events lost in threads of which nothing else came.
+    pub stray_losses: u64,
+    /// Events in segments that were rotated away, as far as known, and how many of these.
+    pub wrapped_events: u64,
+    /// See `wrapped_events`.
+    pub wrapped_segments: u64,
+    /// Limits that ended the recording: marker code and payload.
+    pub limits: Vec<(u64, u64)>,
+    /// Why something was not recorded as asked: the process and its words.
+    pub stops: Vec<(StopReason, String)>,
+    /// Segments that are not there.
+    pub missing_segments: u64,
+    /// What was odd in the files.
+    pub oddities: Oddities,
+}
+
+impl Survey {
+    /// Reads all of `group`.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn of(group: &Group) -> Result<Survey, Error> {
+        let mut surveyor = Surveyor { wrapped: group.wrapped, ..Surveyor::default() };
+        let oddities = walk(group, &mut surveyor)?;
+        let mut survey = surveyor.finish(group);
+        survey.oddities = oddities;
+        Ok(survey)
+    }
+
+    /// The process of a thread that never said whose it is, in files of this start of the clock.
+    pub fn process_of_silent(&self, tid: u32, clock_start: (u64, u64)) -> usize {
+        let made_up = self.processes.len() - 1;
+        let fits = |index: &usize| self.processes[*index].clock_start == clock_start;
+        let all: Vec<usize> = (0..made_up).filter(fits).collect();
+        match all[..] {
+            [only] => only,
+            _ => {
+                all.into_iter().rfind(|index| self.processes[*index].pid == tid).unwrap_or(made_up)
+            }
+        }
+    }
+}
+
+/// Gives the modules of their parents to forked processes that named none.
+pub fn inherit_modules(surveys: &mut [Survey]) {
+    let mut known: FxHashMap<u32, AddressSpace> = FxHashMap::default();
+    for process in surveys.iter().flat_map(|survey| &survey.processes) {
+        if process.modules_known {
+            known.insert(process.pid, process.space.clone());
+        }
+    }
+    for process in surveys.iter_mut().flat_map(|survey| &mut survey.processes) {
+        if let (true, false, Some(space)) =
+            (process.forked, process.modules_known, known.get(&process.parent_pid))
+        {
+            process.space = space.clone();
+            process.modules_known = true;
+        }
+    }
+}
+
+#[derive(Default)]
+struct Surveyor {
+    survey: Survey,
+    modules: Vec<Vec<(u64, ModuleEvent)>>,
+    /// Module events of threads that had not said whose they are.
+    orphans: Vec<(u64, ModuleEvent)>,
+    current: FxHashMap<u32, usize>,
+    /// Processes whose main thread has begun.
+    begun: FxHashSet<usize>,
+    clock_start: (u64, u64),
+    wrapped: bool,
+}
+
+impl Visitor for Surveyor {
+    fn call(&mut self, _event: &callsight_format::Event) {}
+
+    fn mark(&mut self, event: &callsight_format::Event) {
+        let survey = &mut self.survey;
+        match event.func {
+            MARK_CLOCK => survey.anchors.push(Anchor { ticks: event.ts, ns: event.call_site }),
+            MARK_WRAP => {
+                survey.wrapped_segments += 1;
+                survey.wrapped_events = survey.wrapped_events.saturating_add(event.call_site);
+            }
+            MARK_BUDGET | MARK_NO_SPACE | MARK_WRITE_ERROR | MARK_MAX_EVENTS => {
+                survey.limits.push((event.func, event.call_site));
+            }
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, tid: u32, ts: u64, code: u64, bytes: &[u8]) {
+        match code {
+            NOTE_PROCESS => self.process(tid, ProcessNote::parse(bytes)),
+            NOTE_MODULE => {
+                if let Some(note) = ModuleNote::parse(bytes) {
+                    let end = note.base.saturating_add(note.size);
+                    let mapping = Mapping::new(note.base, end, note.bias, note.build_id, note.path);
+                    self.module(tid, ts, ModuleEvent::Loaded(mapping));
+                }
+            }
+            NOTE_MODULE_GONE => {
+                let word = |at| callsight_format::ByteOrder::Little.u64(bytes, at);
+                if let (Some(base), Some(size)) = (word(0), word(8)) {
+                    let end = base.saturating_add(size);
+                    self.module(tid, ts, ModuleEvent::Gone { base, end });
+                }
+            }
+            NOTE_LOSS => self.loss(tid, LossNote::parse(bytes)),
+            NOTE_STOP => self.stop(bytes),
+            _ => {}
+        }
+    }
+
+    fn torn(&mut self, _tid: u32, events: u64) {
+        self.survey.losses[Cause::Torn as usize] += events;
+    }
+
+    fn hole(&mut self, segments: u32) {
+        // Of rotated traces that is said already.
+        if !self.wrapped {
+            self.survey.missing_segments += u64::from(segments);
+        }
+    }
+
+    fn segment(&mut self, segment: &Segment) {
+        self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
+    }
+}
+
+impl Surveyor {
+    fn process(&mut self, tid: u32, note: Option<ProcessNote<'_>>) {
+        // An announcement that cannot be read still begins a life, of whom nobody knows.
+        let index = match note {
+            Some(note) => self.find_or_add(tid, &note),
+            None => usize::MAX,
+        };
+        self.survey.announcements.push(index);
+        if index != usize::MAX {
+            self.current.insert(tid, index);
+        }
+    }
+
+    fn find_or_add(&mut self, tid: u32, note: &ProcessNote<'_>) -> usize {
+        let clock_start = self.clock_start;
+        let same = self.survey.processes.iter().rposition(|known| {
+            (known.pid, known.start, &known.exe[..]) == (note.pid, note.start, note.exe)
+                && known.clock_start == clock_start
+        });
+        let begins = tid == note.pid && note.flags & PROCESS_AGAIN == 0;
+        // The main thread of a program begins once: twice is another program, after exec.
+        let index = same.filter(|index| !(begins && self.begun.contains(index)));
+        let index = index.unwrap_or_else(|| self.add(note));
+        if begins {
+            self.begun.insert(index);
+        }
+        index
+    }
+
+    fn add(&mut self, note: &ProcessNote<'_>) -> usize {
+        self.survey.processes.push(Process {
+            pid: note.pid,
+            parent_pid: note.parent_pid,
+            start: note.start,
+            exe: note.exe.to_vec(),
+            forked: note.flags & PROCESS_FORKED != 0,
+            clock_start: self.clock_start,
+            announced: true,
+            ..Process::default()
+        });
+        self.modules.push(Vec::new());
+        self.survey.processes.len() - 1
+    }
+
+    fn module(&mut self, tid: u32, ts: u64, event: ModuleEvent) {
+        match self.current.get(&tid) {
+            Some(index) => self.modules[*index].push((ts, event)),
+            None => self.orphans.push((ts, event)),
+        }
+    }
+
+    fn loss(&mut self, tid: u32, note: Option<LossNote>) {
+        let Some(note) = note else { return };
+        let count = match Cause::from_number(note.cause) {
+            Some(cause) => &mut self.survey.losses[cause as usize],
+            None => &mut self.survey.other_losses,
+        };
+        *count = count.saturating_add(note.events);
+        if tid == 0 {
+            self.survey.stray_losses = self.survey.stray_losses.saturating_add(note.events);
+        }
+    }
+
+    fn stop(&mut self, bytes: &[u8]) {
+        let Some(number) = callsight_format::ByteOrder::Little.u32(bytes, 0) else { return };
+        let reasons = [StopReason::RingUnusable, StopReason::End, StopReason::NoModules];
+        let Some(reason) = reasons.into_iter().find(|reason| *reason as u32 == number) else {
+            return;
+        };
+        let text = String::from_utf8_lossy(&bytes[4..]).into_owned();
+        self.survey.stops.push((reason, text));
+    }
+
+    fn finish(mut self, group: &Group) -> Survey {
+        let bias = group.origin.load_bias;
+        let mut survey = self.survey;
+        // With one process there is no doubt whose the orphans are.
+        if let [only] = &mut self.modules[..] {
+            only.append(&mut self.orphans);
+        }
+        survey.processes.push(Process { pid: group.id, ..Process::default() });
+        self.modules.push(self.orphans);
+        for (process, events) in survey.processes.iter_mut().zip(self.modules) {
+            process.space = AddressSpace::build(events);
+            process.modules_known = !process.space.is_empty();
+            if !process.modules_known {
+                process.space = AddressSpace::whole(bias, &process.exe);
+            }
+        }
+        survey
+    }
+}

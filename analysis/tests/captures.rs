@@ -1,0 +1,263 @@
+//! What is in a directory → what the report says, for every kind of file.
+
+mod common;
+
+use callsight_format::{ByteOrder, Event, KIND_ENTER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, Origin};
+use common::{Captures, Records, assert_noticed, report, rows, ticks};
+
+/// Two calls in a third.
+fn small() -> Records {
+    Records::default().thread(7, "enter a, enter b, exit b, enter b, exit b, exit a")
+}
+
+const SMALL_ROWS: &str = "a 1 50/30, b 2 20/20";
+
+#[test]
+fn version_1_reads() {
+    assert_eq!(rows(&report(small().file_v1())), SMALL_ROWS);
+}
+
+#[test]
+fn version_2_reads_in_both_byte_orders() {
+    for order in [ByteOrder::Little, ByteOrder::Big] {
+        let report = report(small().file(order));
+        assert_eq!(rows(&report), SMALL_ROWS);
+        assert_eq!((report.events, report.span_ns, report.threads.len()), (6, 50, 1));
+    }
+}
+
+#[test]
+fn a_larger_header_is_skipped() {
+    let mut bytes = small().file(ByteOrder::Little);
+    bytes[16] = 112;
+    bytes.splice(80..80, [0xee; 32]);
+    assert_eq!(rows(&report(bytes)), SMALL_ROWS);
+}
+
+#[test]
+fn ticks_become_ns_by_the_last_anchor() {
+    let mut records = small();
+    records.events.push(Event {
+        ts: 3000,
+        func: MARK_CLOCK,
+        call_site: 1005,
+        kind: 2,
+        tid: 7,
+        ..Event::default()
+    });
+    // The header's rate would make these 10 times as long.
+    let report = report(records.file_of(ticks(200_000_000), ByteOrder::Little));
+    assert_eq!(rows(&report), "a 1 25/15, b 2 10/10");
+    assert_noticed(&report, "off by a factor of 10.000");
+}
+
+#[test]
+fn an_anchor_of_one_file_serves_all_that_share_its_start() {
+    let anchor =
+        Event { ts: 3000, func: MARK_CLOCK, call_site: 1005, kind: 2, tid: 8, ..Event::default() };
+    let closing = Records { events: vec![anchor], ..Records::default() };
+    let files = [
+        ("trace.7.7.0.bin", small().file_of(ticks(0), ByteOrder::Little)),
+        ("trace.8.8.0.bin", closing.file_of(ticks(0), ByteOrder::Little)),
+    ];
+    assert_eq!(rows(&Captures::new(&files).analyze().expect("a report")), "a 1 25/15, b 2 10/10");
+}
+
+#[test]
+fn one_capture_without_a_clock_does_not_stop_the_others() {
+    let poison = Origin { t0_ns: 99, ..ticks(0) };
+    let files = [
+        ("trace.stream.1.0.bin", small().file_of(poison, ByteOrder::Little)),
+        ("trace.stream.2.0.bin", small().file(ByteOrder::Little)),
+    ];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!(rows(&report), SMALL_ROWS);
+    assert_noticed(&report, "left out: stream 1");
+    let error = Captures::new(&files[..1]).analyze().expect_err("nothing left");
+    assert!(error.to_string().contains("how long a tick is"), "{error}");
+}
+
+#[test]
+fn more_than_ten_segments_are_read_in_order() {
+    let events = Records::default().thread(7, &["enter a, exit a"; 12].join(", ")).events;
+    let outer = Records::default().thread(7, "enter z").events;
+    let names: Vec<String> = (0..13).map(|seq| format!("trace.7.7.{seq}.bin")).collect();
+    let chunks = [&outer[..]].into_iter().chain(events.chunks(2));
+    let files: Vec<(&str, Vec<u8>)> = names
+        .iter()
+        .zip(chunks)
+        .map(|(name, events)| {
+            let records = Records { events: events.to_vec(), ..Records::default() };
+            (name.as_str(), records.file(ByteOrder::Little))
+        })
+        .collect();
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!(rows(&report), "a 12 120/120, z 1 230/110");
+    assert_eq!((report.totals.unmatched_exits, report.totals.unclosed_enters), (0, 1));
+}
+
+#[test]
+fn one_thread_id_in_two_streams_is_two_threads() {
+    let enters = Records::default().thread(7, "enter a").file(ByteOrder::Little);
+    let exits = Records::default().thread(7, "wait 500, exit a").file(ByteOrder::Little);
+    let files = [("trace.stream.1.0.bin", enters), ("trace.stream.2.0.bin", exits)];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!(rows(&report), "a 1 0/0");
+    assert_eq!((report.totals.unmatched_exits, report.totals.unclosed_enters), (1, 1));
+    assert_eq!(report.threads.len(), 2);
+}
+
+#[test]
+fn a_killed_process_leaves_a_zero_tail_that_is_no_event() {
+    let report = report(small().file_mapped(2000));
+    assert_eq!(rows(&report), SMALL_ROWS);
+    assert!(report.losses.is_empty());
+}
+
+#[test]
+fn a_slot_left_zero_among_events_is_a_torn_event() {
+    let mut records = small();
+    records.events[2] = Event::default();
+    let report = report(records.file_mapped(100));
+    assert_eq!(report.losses["torn"], 1);
+    assert_eq!(report.totals.unmatched_exits, 0);
+    assert_noticed(&report, "1 events were lost: 1 torn");
+}
+
+#[test]
+fn a_half_written_slot_is_a_torn_event() {
+    let mut records = small();
+    records.events.push(Event { ts: 0, func: 1600, tid: 7, ..Event::default() });
+    let report = report(records.file_mapped(100));
+    assert_eq!((rows(&report).as_str(), report.losses["torn"]), (SMALL_ROWS, 1));
+}
+
+#[test]
+fn windows_of_two_threads_interleave() {
+    let mut both = Records::default().thread(7, "enter a, enter b");
+    both = both.thread(8, "enter a, exit a").thread(7, "exit b, exit a");
+    let report = report(both.file_mapped(20));
+    assert_eq!(rows(&report), "a 2 60/30, b 1 30/30");
+    assert_eq!(report.totals.unmatched_exits, 0);
+}
+
+#[test]
+fn a_missing_segment_explains_what_does_not_match() {
+    let files = [
+        ("trace.7.7.0.bin", Records::default().thread(7, "enter a").file_mapped(4)),
+        ("trace.7.7.2.bin", Records::default().thread(7, "exit b, exit a").file_mapped(4)),
+    ];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (0, 1));
+    assert_noticed(&report, "1 segments are not here");
+}
+
+#[test]
+fn a_rotated_trace_says_that_its_beginning_is_missing() {
+    let records = Records::default().mark(7, MARK_WRAP, 500).thread(7, "exit a, enter b, exit b");
+    let report = report(records.file(ByteOrder::Little));
+    assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (0, 1));
+    assert_noticed(&report, "1 segments with 500 events were rotated away");
+}
+
+#[test]
+fn limits_and_unknown_records_are_said() {
+    let mut records = small().mark(7, MARK_BUDGET, 8 << 20).mark(7, 200, 0).mark(7, 9, 0);
+    records.events.push(Event { ts: 5000, func: 1, kind: 77, tid: 7, ..Event::default() });
+    let mut bytes = records.file(ByteOrder::Little);
+    bytes.extend([1, 2, 3]);
+    let report = report(bytes);
+    assert_eq!(rows(&report), SMALL_ROWS);
+    assert_noticed(&report, "recording stopped at the disk budget of 8.0 MiB");
+    assert_noticed(&report, "1 records of an unknown kind");
+    assert_noticed(&report, "1 markers of an unknown meaning");
+    assert_noticed(&report, "1 records of hardware counters");
+    assert_noticed(&report, "1 files end within an event");
+}
+
+#[test]
+fn damaged_files_in_a_directory_are_left_out_and_named() {
+    let mut other = small().file(ByteOrder::Little);
+    other[8] = 9;
+    let files = [
+        ("trace.1.1.0.bin", Vec::new()),
+        ("trace.2.2.0.bin", other),
+        ("trace.3.3.0.bin", small().file(ByteOrder::Little)),
+    ];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!(rows(&report), SMALL_ROWS);
+    assert_noticed(&report, "trace.1.1.0.bin: only 0 bytes");
+    assert_noticed(&report, "trace.2.2.0.bin: written in format 9");
+    let error = Captures::new(&files[..2]).analyze().expect_err("nothing usable");
+    assert!(error.to_string().contains("none of the 2 files can be used"), "{error}");
+}
+
+/// A capture with everything in it.
+fn full() -> Records {
+    Records::default()
+        .process(7, 7, "/bin/app")
+        .name(7, "main-thread-long")
+        .module(7, 1000, 4000, &[1, 2, 3], "/bin/app")
+        .thread(7, "enter a, enter b, exit b")
+        .lost(7, 0, 3)
+        .thread(8, "enter c, exit c")
+        .gone(7, 1000, 4000)
+        .thread(7, "exit q, exit a")
+        .end(7)
+}
+
+#[test]
+fn a_capture_cut_at_any_byte_gives_a_report_or_an_error() {
+    for bytes in [full().file_mapped(80), full().file(ByteOrder::Big), full().file_v1()] {
+        let whole = report(bytes.clone()).events;
+        for len in 0..bytes.len() {
+            let captures = Captures::new(&[("trace.7.7.0.bin", bytes[..len].to_vec())]);
+            if let Ok(report) = captures.analyze() {
+                assert!(report.events <= whole, "cut at {len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn random_damage_gives_a_report_or_an_error() {
+    let bytes = full().file_mapped(80);
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |limit: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % limit as u64) as usize
+    };
+    for _ in 0..3000 {
+        let mut damaged = bytes.clone();
+        for _ in 0..1 + random(4) {
+            let at = random(damaged.len());
+            damaged[at] = random(256) as u8;
+        }
+        let captures = Captures::new(&[("trace.7.7.0.bin", damaged)]);
+        if let Ok(report) = captures.analyze() {
+            let enters = report.rows.iter().map(|row| row.calls).sum::<u64>();
+            assert!(enters <= report.events);
+            report.write_text(&mut Vec::new(), 0).expect("it can be written");
+        }
+    }
+}
+
+#[test]
+fn a_long_trace_of_deep_recursion_is_linear() {
+    let mut events = Vec::new();
+    for ts in 1..200_001 {
+        events.push(Event { ts, func: 1600, tid: 7, kind: KIND_ENTER, ..Event::default() });
+    }
+    let records = Records { events, ..Records::default() };
+    let captures = Captures::new(&[("trace.7.7.0.bin", records.file(ByteOrder::Little))]);
+    let detail = callsight_analysis::Detail { paths: true, callers: true };
+    let options = callsight_analysis::Options { detail, ..Default::default() };
+    let report = captures.analyze_with(&options).expect("a report");
+    assert_eq!((report.rows[0].calls, report.rows[0].total_ns), (200_000, 199_999));
+    let mut folded = Vec::new();
+    report.write_folded(&mut folded, 0).expect("written");
+    assert!(folded.len() < 4 << 20, "{} bytes", folded.len());
+    assert_noticed(&report, "calls are deeper than 512 frames");
+}

@@ -1,0 +1,222 @@
+//! Notes about processes, threads and modules → whose calls they are.
+
+mod common;
+
+use callsight_format::{ByteOrder, MARK_CLOCK, Origin};
+use common::{Captures, Records, assert_noticed, report, rows};
+
+#[test]
+fn threads_have_processes_and_names() {
+    let records = Records::default()
+        .process(7, 7, "/bin/app")
+        .name(7, "app")
+        .thread(7, "enter a, exit a")
+        .process(9, 7, "/bin/app")
+        .name(9, "worker\n1")
+        .thread(9, "enter a, exit a")
+        .end(7);
+    let report = report(records.file_mapped(60));
+    let threads: Vec<(u32, u32, &str, u64)> = report
+        .threads
+        .iter()
+        .map(|thread| (thread.pid, thread.tid, thread.name.as_str(), thread.events))
+        .collect();
+    assert_eq!(threads, [(7, 7, "app", 2), (7, 9, "worker1", 2)]);
+    assert_eq!(report.processes.len(), 1);
+    assert_eq!(report.processes[0].ended, Some(true));
+}
+
+#[test]
+fn a_thread_id_that_is_handed_out_again_is_another_thread() {
+    let records = Records::default()
+        .process(9, 7, "/bin/app")
+        .thread(9, "enter a")
+        .process(9, 7, "/bin/app")
+        .thread(9, "wait 900, exit a, enter b, exit b");
+    let report = report(records.file_mapped(60));
+    assert_eq!(rows(&report), "a 1 0/0, b 1 10/10");
+    assert_eq!((report.totals.unmatched_exits, report.totals.unclosed_enters), (1, 1));
+    assert_eq!(report.threads.len(), 2);
+}
+
+#[test]
+fn a_forked_child_leaves_what_its_parent_entered() {
+    let files = [
+        ("trace.7.7.0.bin", {
+            let parent = Records::default().process(7, 7, "/bin/app");
+            parent.thread(7, "enter m, enter f, exit f, exit m").end(7).file_mapped(40)
+        }),
+        ("trace.8.8.0.bin", {
+            let child = Records::default().forked(8, 8, "/bin/app");
+            child.thread(8, "enter c, exit c, exit f, exit m").end(8).file_mapped(40)
+        }),
+    ];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!((report.totals.unmatched_exits, report.totals.inherited_exits), (0, 2));
+    assert_noticed(&report, "2 exits are of functions that a forked process had entered");
+    assert!(!report.notices.iter().any(|notice| notice.contains("runs")), "a fork is no run");
+}
+
+#[test]
+fn exec_makes_another_process_with_modules_of_its_own() {
+    let records = Records::default()
+        .process(7, 7, "/bin/one")
+        .module(7, 4096, 4096, &[1], "/bin/one")
+        .thread(7, "enter @5000")
+        .process(7, 7, "/bin/two")
+        .module(7, 4096, 4096, &[2], "/bin/two")
+        .thread(7, "enter @5000, exit @5000")
+        .end(7);
+    let report = report(records.file_mapped(60));
+    let mut modules: Vec<(&str, u64)> =
+        report.rows.iter().map(|row| (row.module.as_str(), row.calls)).collect();
+    modules.sort_unstable();
+    assert_eq!(modules, [("/bin/one", 1), ("/bin/two", 1)]);
+}
+
+#[test]
+fn the_head_of_a_later_segment_ends_no_life() {
+    let files = [
+        ("trace.7.7.0.bin", {
+            let first = Records::default().again(7, 7, "/bin/app").process(7, 7, "/bin/app");
+            first.thread(7, "enter m, enter a, exit a").file_mapped(0)
+        }),
+        ("trace.7.9.1.bin", {
+            let mut second = Records { ts: 5000, ..Records::default() };
+            second = second.again(7, 7, "/bin/app").thread(7, "exit m");
+            second
+                .again(9, 7, "/bin/app")
+                .process(9, 7, "/bin/app")
+                .thread(9, "enter a, exit a")
+                .file_mapped(0)
+        }),
+    ];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!((report.totals.unmatched_exits, report.totals.unclosed_enters), (0, 0));
+    assert_eq!((report.threads.len(), report.processes.len()), (2, 1));
+    assert!(report.notices.iter().all(|notice| !notice.contains("runs")), "{:?}", report.notices);
+}
+
+#[test]
+fn exec_of_the_same_program_at_another_address_has_modules_of_its_own() {
+    let image = |base: u64, t0_ns: u64| {
+        let origin = Origin { t0_ns, ..Origin::default() };
+        Records::default()
+            .again(7, 7, "/bin/app")
+            .module(7, base, 4096, &[1], "/bin/app")
+            .process(7, 7, "/bin/app")
+            .thread(7, &format!("enter @{}", base + 64))
+            .file_mapped_of(origin, 0)
+    };
+    let files = [("trace.7.7.0.bin", image(8192, 5)), ("trace.7.7.1.bin", image(40960, 6))];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!((report.rows.len(), report.rows[0].calls, report.rows[0].address), (1, 2, 64));
+    assert_eq!(report.processes.len(), 2);
+}
+
+#[test]
+fn plugins_at_one_address_in_turn_are_two_rows() {
+    let records = Records::default()
+        .process(7, 7, "/bin/app")
+        .thread(7, "enter @5000, exit @5000")
+        .module(7, 4096, 4096, &[1], "/lib/pa.so")
+        .thread(7, "enter @5000, exit @5000")
+        .gone(7, 4096, 4096)
+        .thread(7, "enter @5000, exit @5000")
+        .module(7, 4096, 4096, &[2], "/lib/pb.so")
+        .thread(7, "enter @5000, exit @5000, enter @5000, exit @5000")
+        .end(7);
+    let report = report(records.file_mapped(80));
+    let mut calls: Vec<(&str, u64)> =
+        report.rows.iter().map(|row| (row.module.as_str(), row.calls)).collect();
+    calls.sort_unstable();
+    assert_eq!(calls, [("/lib/pa.so", 2), ("/lib/pb.so", 3)]);
+    assert_noticed(&report, "functions of /lib/pa.so have no name");
+}
+
+#[test]
+fn one_build_in_two_processes_at_two_addresses_is_one_row() {
+    let process = |pid: u32, base: u64| {
+        Records::default()
+            .process(pid, pid, "/bin/app")
+            .module(pid, base, 4096, &[9], "/bin/app")
+            .thread(pid, &format!("enter @{0}, exit @{0}", base + 64))
+            .end(pid)
+            .file_mapped(60)
+    };
+    let files = [("trace.7.7.0.bin", process(7, 8192)), ("trace.8.8.0.bin", process(8, 40960))];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_eq!((report.rows.len(), report.rows[0].calls, report.rows[0].address), (1, 2, 64));
+    assert_noticed(&report, "2 runs are added up here: process 7 (/bin/app), process 8 (/bin/app)");
+}
+
+#[test]
+fn losses_are_told_by_cause_and_explain_what_is_missing() {
+    let records = Records::default()
+        .process(7, 7, "/bin/app")
+        .thread(7, "enter a, enter b")
+        .lost(7, 0, 5)
+        .thread(7, "wait 90000, exit c, exit a, enter d, exit d")
+        .lost(7, 6, 2)
+        .end(7);
+    let report = report(records.file_mapped(60));
+    assert_eq!((report.losses["full"], report.losses["io"]), (5, 2));
+    assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (0, 1));
+    assert_eq!((report.totals.calls_cut_by_loss, report.totals.uncertain_calls), (1, 2));
+    assert!(report.rows.iter().all(|row| row.self_ns < 1000), "no time out of the gap");
+    assert_noticed(&report, "7 events were lost: 5 full, 2 io");
+    let a = report.rows.iter().find(|row| row.address == 16 * u64::from(b'a')).expect("a");
+    assert_eq!((a.durations, a.uncertain), (None, 1));
+}
+
+#[test]
+fn losses_before_a_thread_says_who_it_is_explain_its_exits() {
+    let records = Records::default()
+        .lost(7, 0, 3)
+        .process(7, 7, "/bin/app")
+        .thread(7, "exit a, enter b, exit b")
+        .lost(7, 0, 1)
+        .process(7, 7, "/bin/app")
+        .thread(7, "exit a, exit a");
+    let report = report(records.file_mapped(0));
+    assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (1, 2));
+}
+
+#[test]
+fn losses_of_nobody_explain_exits_of_anybody() {
+    let records = Records::default().thread(7, "exit a, exit b, exit c").lost(0, 0, 2);
+    let report = report(records.file(ByteOrder::Little));
+    assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (1, 2));
+}
+
+#[test]
+fn a_main_thread_that_waits_is_in_its_functions_until_the_process_ends() {
+    let records = Records::default()
+        .process(7, 7, "/bin/app")
+        .thread(7, "enter m")
+        .process(9, 7, "/bin/app")
+        .thread(9, "enter w, wait 400, enter x, exit x");
+    let report = report(records.file_mapped(60));
+    let m = report.rows.iter().find(|row| row.address == 16 * u64::from(b'm')).expect("m");
+    assert!(m.total_ns > 400 && m.not_returned == 1, "{m:?}");
+}
+
+#[test]
+fn an_anchor_ahead_of_its_event_stretches_no_call() {
+    let mut records = Records::default().process(7, 7, "/bin/app").thread(7, "enter a, enter b");
+    let ts = 1000 + records.ts;
+    records = records.mark(7, MARK_CLOCK, ts + 5000);
+    records.events.last_mut().expect("the anchor").ts = ts + 5000;
+    let report = report(records.thread(7, "exit b, exit a").file_mapped(0));
+    assert!(report.rows.iter().all(|row| row.total_ns <= 50), "{:?}", report.rows);
+    assert!(report.notices.iter().all(|notice| !notice.contains("stepped back")));
+}
+
+#[test]
+fn a_process_that_did_not_end_is_named() {
+    let records = Records::default().process(7, 7, "/bin/app").thread(7, "enter a, enter b");
+    let report = report(records.file_mapped(500));
+    assert_eq!(report.processes[0].ended, Some(false));
+    assert_noticed(&report, "process 7 (/bin/app) did not end in order");
+    assert_eq!(report.totals.unclosed_enters, 2);
+}

@@ -1,0 +1,205 @@
+/* What every part needs: the numbers, messages, time, signals, and whether a process is alive. */
+
+#define EXIT_BROKEN 1  /* the connection failed */
+#define EXIT_REFUSED 2 /* bad arguments, or a ring that cannot be used */
+
+#define MS 1000000ull
+#define SECOND 1000000000ull
+
+#define CONNECT_TRIES_NS (5 * SECOND)
+#define HALF_MADE_NS (2 * SECOND)  /* a ring without a header: its maker is slow, or dead */
+#define UNSTORED_NS (1 * SECOND)   /* a reserved slot of a live thread that nobody stores to */
+#define OVER_NS (200 * MS)         /* a forking daemon's child attaches at its first hook */
+#define OVER_MAPPED_NS (2 * SECOND) /* the same while a process still has the ring mapped */
+#define LIFE_CHECK_NS (20 * MS)
+#define LOOK_AT_ALL_NS (10 * MS)
+#define SWEEP_NS (50 * MS)
+#define STOP_NS (2 * SECOND)
+#define NAP_BUSY_NS (200 * 1000ull)
+#define NAP_IDLE_NS (2 * MS)
+/* A hook interrupted by a signal whose handler is traced leaves its slot open for a while; this
+ * many of them inside one another are looked for in a page that is still written. */
+#define NESTED_HOOKS 8
+
+#define EVENT_BYTES CALLSIGHT_EVENT_BYTES
+#define PAGE_START CALLSIGHT_PAGE_HEADER_BYTES
+#define MAX_SLOTS (2 * CALLSIGHT_RING_MAX_PAGES)
+
+/* ---- Messages, time, signals ---------------------------------------------------------------- */
+
+static volatile sig_atomic_t stop_asked;
+/* The control block whose `drain_pid` is ours, to give it back on every way out. */
+static struct callsight_ring_control *claimed;
+
+static void release_claim(void)
+{
+    uint32_t closed = CALLSIGHT_COMMAND_CLOSED;
+    if (claimed != NULL) {
+        /* Still there, so it is not finished after all: the next drain will go on with it. */
+        __atomic_compare_exchange_n(&claimed->command, &closed, CALLSIGHT_COMMAND_RECORD, 0,
+                                    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+        __atomic_store_n(&claimed->drain_start, 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&claimed->drain_pid, 0, __ATOMIC_RELEASE);
+    }
+    claimed = NULL;
+}
+
+static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void say(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("trace_stream: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+}
+
+static void fail(int code, const char *format, ...)
+    __attribute__((noreturn, format(printf, 2, 3)));
+static void fail(int code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("trace_stream: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    release_claim();
+    exit(code);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
+}
+
+/* Ends early when a signal comes. */
+static void nap(uint64_t ns)
+{
+    struct timespec time = { (time_t)(ns / SECOND), (long)(ns % SECOND) };
+    nanosleep(&time, NULL);
+}
+
+static void on_stop(int signal_number)
+{
+    (void)signal_number;
+    stop_asked = 1;
+}
+
+/* The file behind the map was cut short while we read it. Nothing can be taken from it any more. */
+static void on_bus_error(int signal_number)
+{
+    static const char message[] =
+        "trace_stream: read the ring: its file was made smaller while it was in use\n";
+    ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+    (void)written;
+    (void)signal_number;
+    _exit(EXIT_REFUSED);
+}
+
+static void install_signals(void)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    sigemptyset(&action.sa_mask);
+    action.sa_handler = on_stop;
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    action.sa_handler = on_bus_error;
+    sigaction(SIGBUS, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* `value` as `count` bytes, low byte first. */
+static void put_le(unsigned char *out, uint64_t value, size_t count)
+{
+    for (size_t at = 0; at < count; at++)
+        out[at] = (unsigned char)(value >> (8 * at));
+}
+
+static uint64_t get_le(const unsigned char *bytes, size_t count)
+{
+    uint64_t value = 0;
+    for (size_t at = 0; at < count; at++)
+        value |= (uint64_t)bytes[at] << (8 * at);
+    return value;
+}
+
+/* ---- Processes ------------------------------------------------------------------------------ */
+
+struct process_stat {
+    char state;
+    uint64_t threads;
+    uint64_t start;
+};
+
+static size_t read_text(const char *path, char *out, size_t out_bytes)
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t count = file < 0 ? 0 : read(file, out, out_bytes - 1);
+    if (file >= 0)
+        close(file);
+    out[count > 0 ? count : 0] = 0;
+    return count > 0 ? (size_t)count : 0;
+}
+
+/* Fields 3, 20 and 22 of /proc/PID/stat; 0 where it cannot be read. */
+static int read_process_stat(uint32_t pid, struct process_stat *stat)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%" PRIu32 "/stat", pid);
+    read_text(path, text, sizeof text);
+    /* The name in field 2 may hold anything, but the last parenthesis is its end. */
+    char *at = strrchr(text, ')');
+    for (unsigned field = 3; at != NULL && (at = strchr(at, ' ')) != NULL; field++) {
+        at++;
+        if (field == 3)
+            stat->state = *at;
+        else if (field == 20)
+            stat->threads = strtoull(at, NULL, 10);
+        else if (field == 22) {
+            stat->start = strtoull(at, NULL, 10);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* `start` 0 means that it is not known. */
+static int is_alive_now(uint32_t pid, uint64_t start)
+{
+    struct process_stat stat = { 0, 0, 0 };
+    if (pid == 0 || pid > INT32_MAX)
+        return 0;
+    if (kill((pid_t)pid, 0) != 0 && errno == ESRCH)
+        return 0;
+    if (!read_process_stat(pid, &stat))
+        return 1; /* there, but hidden from us */
+    /* A zombie is dead, unless it is only the first thread that has ended. */
+    if ((stat.state == 'Z' || stat.state == 'X') && stat.threads <= 1)
+        return 0;
+    return start == 0 || stat.start == start;
+}
+
+/* The same, asked again at most every LIFE_CHECK_NS. Who is dead stays dead. */
+static int is_dead(uint32_t pid, uint64_t start, uint64_t now)
+{
+    static struct life {
+        uint32_t pid;
+        int dead;
+        uint64_t start;
+        uint64_t checked_ns;
+    } lives[256];
+    struct life *life = &lives[pid % 256];
+    int same = life->pid == pid && life->start == start && life->checked_ns != 0;
+    if (same && (life->dead || now - life->checked_ns < LIFE_CHECK_NS))
+        return life->dead;
+    life->pid = pid;
+    life->start = start;
+    life->dead = !is_alive_now(pid, start);
+    life->checked_ns = now;
+    return life->dead;
+}

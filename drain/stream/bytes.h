@@ -1,0 +1,124 @@
+/* Version 2 of the ring: one stream of bytes behind the header, filled under a lock.
+ *
+ * In: `head`, `tail` and the bytes between them. Out: the same events. Such a ring does not say
+ * who writes to it, so a writer that was killed is found out by asking the kernel who still has
+ * the ring mapped.
+ */
+
+struct byte_ring {
+    struct ring *ring;
+    struct stream *stream;
+    uint64_t delivered_before;
+    uint64_t delivered;
+    uint32_t mapped_by;
+};
+
+/* Waits for the lock, yielding; 0 when its holder must be dead, and then nobody else writes. */
+static int bytes_lock(const struct ring *ring)
+{
+    uint64_t end = now_ns() + SECOND;
+    for (unsigned try = 1; __atomic_exchange_n(&ring->header->lock, 1, __ATOMIC_ACQUIRE) != 0;
+         try++) {
+        if (now_ns() > end)
+            return 0;
+        sched_yield();
+        if (try % 64 == 0)
+            nap(MS);
+    }
+    return 1;
+}
+
+/* Copies whole events out of the ring, one chunk at most; returns how many bytes. */
+static size_t bytes_copy(struct byte_ring *bytes)
+{
+    struct ring *ring = bytes->ring;
+    struct callsight_ring_header *header = ring->header;
+    const unsigned char *data = ring->map + CALLSIGHT_RING_HEADER_BYTES;
+    uint64_t tail = __atomic_load_n(&header->tail, __ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&header->head, __ATOMIC_ACQUIRE) == tail)
+        return 0;
+    int locked = bytes_lock(ring);
+    uint64_t used = __atomic_load_n(&header->head, __ATOMIC_ACQUIRE) - tail;
+    size_t take = used < sizeof bytes->stream->raw ? (size_t)used : sizeof bytes->stream->raw;
+    take -= take % EVENT_BYTES;
+    size_t at = (size_t)(tail % ring->capacity);
+    size_t straight = take < ring->capacity - at ? take : ring->capacity - at;
+    if (used <= ring->capacity) {
+        memcpy(bytes->stream->raw, data + at, straight);
+        memcpy(bytes->stream->raw + straight, data, take - straight);
+    }
+    if (locked)
+        __atomic_store_n(&header->lock, 0, __ATOMIC_RELEASE);
+    if (used > ring->capacity)
+        ring_refuse(ring, "its header is damaged: it holds more bytes than it has room for");
+    return take;
+}
+
+/* Moves one chunk; returns its bytes. The room is given back only when it was handed over. */
+static size_t bytes_move(struct byte_ring *bytes)
+{
+    struct callsight_ring_header *header = bytes->ring->header;
+    size_t count = bytes_copy(bytes);
+    if (count == 0)
+        return 0;
+    send_chunk(bytes->stream, CALLSIGHT_CHUNK_EVENTS, bytes->stream->raw, count);
+    __atomic_fetch_add(&header->tail, count, __ATOMIC_RELEASE);
+    bytes->delivered += count / EVENT_BYTES;
+    return count;
+}
+
+static int bytes_over(struct byte_ring *bytes, uint64_t quiet_ns)
+{
+    uint32_t writers = __atomic_load_n(&bytes->ring->header->writers, __ATOMIC_ACQUIRE);
+    if (quiet_ns < OVER_NS)
+        return 0;
+    if (access("/proc/self/maps", R_OK) != 0)
+        return writers == 0;
+    bytes->mapped_by = ring_mapped_by(bytes->ring, bytes->mapped_by);
+    return bytes->mapped_by == 0 || (writers == 0 && quiet_ns >= OVER_MAPPED_NS);
+}
+
+static uint32_t bytes_run(struct byte_ring *bytes)
+{
+    uint64_t checked_ns = 0, quiet_since_ns = now_ns();
+    while (!stop_asked) {
+        uint64_t now = now_ns();
+        if (bytes_move(bytes) > 0) {
+            quiet_since_ns = now;
+        } else if (now - checked_ns >= SWEEP_NS) {
+            stream_check_peer(bytes->stream);
+            ring_is_gone(bytes->ring);
+            if (bytes_over(bytes, now - quiet_since_ns)) {
+                ring_unlink(bytes->ring);
+                return CALLSIGHT_END_DONE;
+            }
+            checked_ns = now;
+        }
+        send_dropped(bytes->stream,
+                     __atomic_load_n(&bytes->ring->header->dropped, __ATOMIC_ACQUIRE));
+        if (now != quiet_since_ns)
+            nap(MS);
+    }
+    uint64_t end = now_ns() + STOP_NS;
+    while (bytes_move(bytes) > 0 && now_ns() < end)
+        ;
+    return CALLSIGHT_END_STOPPED;
+}
+
+/* Drains a version 2 ring to its end. */
+static uint32_t drain_bytes(struct ring *ring, struct stream *stream, struct counts *counts)
+{
+    struct byte_ring bytes = { ring, stream, 0, 0, 0 };
+    bytes.delivered_before =
+        __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE) / EVENT_BYTES;
+    bytes.mapped_by = ring_mapped_by(ring, 0);
+    send_hello(stream, bytes.mapped_by);
+    uint32_t reason = bytes_run(&bytes);
+    memset(counts, 0, sizeof *counts);
+    counts->delivered = bytes.delivered;
+    counts->dropped[CALLSIGHT_CAUSE_FULL] =
+        __atomic_load_n(&ring->header->dropped, __ATOMIC_ACQUIRE);
+    counts->emitted = __atomic_load_n(&ring->header->head, __ATOMIC_ACQUIRE) / EVENT_BYTES
+                      + counts->dropped[CALLSIGHT_CAUSE_FULL] - bytes.delivered_before;
+    return reason;
+}

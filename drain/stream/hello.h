@@ -1,0 +1,172 @@
+/* The first and the last chunk of a stream: who sends, and what became of every record. */
+
+/* ---- Who sends ------------------------------------------------------------------------------ */
+
+struct fields {
+    size_t count;
+    unsigned char bytes[8192];
+};
+
+static void add_field(struct fields *fields, unsigned key, const void *value, size_t count)
+{
+    if (count == 0 || count > UINT16_MAX || fields->count + 4 + count > sizeof fields->bytes)
+        return;
+    unsigned char *at = fields->bytes + fields->count;
+    put_le(at, key, 2);
+    put_le(at + 2, count, 2);
+    memcpy(at + 4, value, count);
+    fields->count += 4 + count;
+}
+
+static void add_number(struct fields *fields, unsigned key, uint64_t value, size_t count)
+{
+    unsigned char bytes[8];
+    put_le(bytes, value, count);
+    add_field(fields, key, bytes, count);
+}
+
+/* The GNU build-id among the notes in `notes`; returns its length, 0 for none. */
+static size_t find_build_id(const unsigned char *notes, size_t count, unsigned char *out,
+                            size_t out_bytes)
+{
+    size_t at = 0;
+    ElfW(Nhdr) note;
+    while (count - at >= sizeof note) {
+        memcpy(&note, notes + at, sizeof note);
+        at += sizeof note;
+        if (note.n_namesz > count || note.n_descsz > count)
+            return 0;
+        size_t name = ((size_t)note.n_namesz + 3) & ~(size_t)3;
+        size_t whole = name + (((size_t)note.n_descsz + 3) & ~(size_t)3);
+        if (whole > count - at)
+            return 0;
+        if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4
+            && memcmp(notes + at, "GNU", 4) == 0 && note.n_descsz <= out_bytes) {
+            memcpy(out, notes + at + name, note.n_descsz);
+            return note.n_descsz;
+        }
+        at += whole;
+    }
+    return 0;
+}
+
+/* The build-id of an ELF file of our own class and byte order; returns its length, 0 for none. */
+static size_t read_build_id(const char *path, unsigned char *out, size_t out_bytes)
+{
+    unsigned char notes[4096];
+    ElfW(Ehdr) header;
+    ElfW(Phdr) segment;
+    size_t found = 0;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    if (pread(file, &header, sizeof header, 0) == (ssize_t)sizeof header
+        && memcmp(header.e_ident, ELFMAG, SELFMAG) == 0
+        && header.e_ident[EI_CLASS] == (sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32)
+        && header.e_phentsize == sizeof segment) {
+        for (unsigned at = 0; at < header.e_phnum && found == 0; at++) {
+            off_t offset = (off_t)(header.e_phoff + at * sizeof segment);
+            if (pread(file, &segment, sizeof segment, offset) != (ssize_t)sizeof segment)
+                break;
+            if (segment.p_type != PT_NOTE || segment.p_filesz > sizeof notes)
+                continue;
+            ssize_t count = pread(file, notes, segment.p_filesz, (off_t)segment.p_offset);
+            found = find_build_id(notes, count > 0 ? (size_t)count : 0, out, out_bytes);
+        }
+    }
+    close(file);
+    return found;
+}
+
+static void add_process(struct fields *fields, uint32_t pid)
+{
+    char link[64], exe[PATH_MAX];
+    unsigned char build_id[64];
+    add_number(fields, CALLSIGHT_HELLO_PID, pid, 4);
+    snprintf(link, sizeof link, "/proc/%" PRIu32 "/exe", pid);
+    ssize_t count = readlink(link, exe, sizeof exe);
+    add_field(fields, CALLSIGHT_HELLO_EXE, exe, count > 0 ? (size_t)count : 0);
+    add_field(fields, CALLSIGHT_HELLO_BUILD_ID, build_id,
+              read_build_id(link, build_id, sizeof build_id));
+}
+
+/* What this machine is, and the first traced process (0 where it is not known). */
+static void send_hello(struct stream *stream, uint32_t pid)
+{
+    static struct fields fields;
+    struct utsname machine;
+    char text[2 * sizeof machine.sysname + 2];
+    fields.count = 0;
+    if (uname(&machine) == 0) {
+        add_field(&fields, CALLSIGHT_HELLO_HOSTNAME, machine.nodename, strlen(machine.nodename));
+        snprintf(text, sizeof text, "%s %s", machine.sysname, machine.release);
+        add_field(&fields, CALLSIGHT_HELLO_OS, text, strlen(text));
+        add_field(&fields, CALLSIGHT_HELLO_ARCH, machine.machine, strlen(machine.machine));
+    }
+    size_t count = read_text("/proc/sys/kernel/random/boot_id", text, sizeof text);
+    while (count > 0 && isspace((unsigned char)text[count - 1]))
+        count--;
+    add_field(&fields, CALLSIGHT_HELLO_CLOCK, text, count);
+    if (pid != 0)
+        add_process(&fields, pid);
+    send_chunk(stream, CALLSIGHT_CHUNK_HELLO, fields.bytes, fields.count);
+}
+
+/* ---- The counts at the end ------------------------------------------------------------------ */
+
+/* In records. `emitted` and `dropped` are those of the ring's whole life, less what an earlier
+ * drain of it has delivered. */
+struct counts {
+    uint64_t emitted;
+    uint64_t delivered;
+    uint64_t dropped[CALLSIGHT_CAUSES];
+};
+
+static const char *const cause_names[CALLSIGHT_CAUSES] = {
+    "full", "no_slot", "reentrant", "fork", "torn", "budget", "io", "stopped",
+};
+
+static uint64_t sum_dropped(const struct counts *counts)
+{
+    uint64_t sum = 0;
+    for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+        sum += counts->dropped[cause];
+    return sum;
+}
+
+static void send_end(struct stream *stream, uint32_t reason, const struct counts *counts)
+{
+    static struct fields fields;
+    fields.count = 0;
+    send_dropped(stream, sum_dropped(counts));
+    add_number(&fields, CALLSIGHT_END_REASON, reason, 4);
+    add_number(&fields, CALLSIGHT_END_EMITTED, counts->emitted, 8);
+    add_number(&fields, CALLSIGHT_END_DELIVERED, counts->delivered, 8);
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
+        unsigned char value[12];
+        put_le(value, cause, 4);
+        put_le(value + 4, counts->dropped[cause], 8);
+        if (counts->dropped[cause] != 0)
+            add_field(&fields, CALLSIGHT_END_DROPPED, value, sizeof value);
+    }
+    send_chunk(stream, CALLSIGHT_CHUNK_END, fields.bytes, fields.count);
+    stream_finish(stream);
+}
+
+/* The last line: what became of every record. A ring that lives on has some still in it. */
+static void say_counts(const struct counts *counts, uint32_t reason)
+{
+    uint64_t dropped = sum_dropped(counts);
+    const char *opening = " (";
+    fprintf(stderr, "trace_stream: %s, %" PRIu64 " events forwarded, %" PRIu64 " dropped",
+            reason == CALLSIGHT_END_DONE ? "done" : "stopped", counts->delivered, dropped);
+    for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
+        if (counts->dropped[cause] == 0)
+            continue;
+        fprintf(stderr, "%s%s %" PRIu64, opening, cause_names[cause], counts->dropped[cause]);
+        opening = ", ";
+    }
+    int64_t rest = (int64_t)(counts->emitted - counts->delivered - dropped);
+    fprintf(stderr, "%s, %s=%" PRId64 "\n", dropped != 0 ? ")" : "",
+            reason == CALLSIGHT_END_DONE ? "unaccounted" : "left_in_ring", rest);
+}

@@ -1,0 +1,354 @@
+/* Version 3 of the ring: who is attached, what was lost, and when it is over.
+ *
+ * In: the entries of processes and writers. Out: entries of the dead freed, their untold losses
+ * told, the counts, and the end of the ring. Pages are moved by pages.h.
+ */
+
+/* ---- The lock for attaching and detaching --------------------------------------------------- */
+
+/* Takes the lock, from a dead holder if need be; 0 if it stays held for `tries` tries. */
+static int ring_lock(const struct ring *ring, unsigned tries)
+{
+    uint32_t *lock = &ring->header->lock;
+    uint32_t self = (uint32_t)getpid();
+    for (unsigned try = 0; try < tries; try++) {
+        uint32_t holder = __atomic_load_n(lock, __ATOMIC_ACQUIRE);
+        int takeable = holder == 0 || holder == self || !is_alive_now(holder, 0);
+        if (takeable && __atomic_compare_exchange_n(lock, &holder, self, 0, __ATOMIC_ACQ_REL,
+                                                    __ATOMIC_ACQUIRE))
+            return 1;
+        sched_yield();
+        if (try % 16 == 15)
+            nap(MS);
+    }
+    return 0;
+}
+
+static void ring_unlock(const struct ring *ring)
+{
+    uint32_t self = (uint32_t)getpid();
+    __atomic_compare_exchange_n(&ring->header->lock, &self, 0, 0, __ATOMIC_RELEASE,
+                                __ATOMIC_RELAXED);
+}
+
+/* ---- Processes ------------------------------------------------------------------------------ */
+
+static int is_attached(const struct callsight_ring_process *process, uint64_t now)
+{
+    return __atomic_load_n(&process->state, __ATOMIC_ACQUIRE) == CALLSIGHT_PROCESS_ATTACHED
+           && !is_dead(process->pid, process->start, now);
+}
+
+static int any_attached(const struct pool *pool)
+{
+    for (uint32_t entry = 0; entry < CALLSIGHT_RING_PROCESSES; entry++)
+        if (is_attached(process_at(pool, entry), pool->now_ns))
+            return 1;
+    return 0;
+}
+
+/* Pid of the first process in the table, 0 for none. */
+static uint32_t first_process(const struct pool *pool)
+{
+    for (uint32_t entry = 0; entry < CALLSIGHT_RING_PROCESSES; entry++) {
+        const struct callsight_ring_process *process = process_at(pool, entry);
+        if (__atomic_load_n(&process->state, __ATOMIC_ACQUIRE) != CALLSIGHT_PROCESS_FREE)
+            return process->pid;
+    }
+    return 0;
+}
+
+/* Frees the entries of dead processes, and takes back what they counted as writers. */
+static void free_processes(struct pool *pool)
+{
+    uint32_t *writers = &pool->ring->header->writers;
+    for (uint32_t entry = 0; entry < CALLSIGHT_RING_PROCESSES; entry++) {
+        struct callsight_ring_process *process = process_at(pool, entry);
+        uint32_t state = __atomic_load_n(&process->state, __ATOMIC_ACQUIRE);
+        if (state == CALLSIGHT_PROCESS_FREE || !is_dead(process->pid, process->start, pool->now_ns))
+            continue;
+        if (!ring_lock(pool->ring, 32))
+            return; /* the next sweep will try again */
+        state = __atomic_load_n(&process->state, __ATOMIC_ACQUIRE);
+        if (state != CALLSIGHT_PROCESS_FREE && !is_alive_now(process->pid, process->start)) {
+            if (state == CALLSIGHT_PROCESS_ATTACHED
+                && __atomic_load_n(writers, __ATOMIC_RELAXED) > 0)
+                __atomic_fetch_sub(writers, 1, __ATOMIC_ACQ_REL);
+            process->pid = 0;
+            process->start = 0;
+            __atomic_store_n(&process->state, CALLSIGHT_PROCESS_FREE, __ATOMIC_RELEASE);
+        }
+        ring_unlock(pool->ring);
+    }
+}
+
+/* ---- Writers -------------------------------------------------------------------------------- */
+
+/* Where PageHeader::lost_before keeps a cause; -1 where it does not. */
+static int lost_index(uint32_t cause)
+{
+    switch (cause) {
+    case CALLSIGHT_CAUSE_FULL: return 0;
+    case CALLSIGHT_CAUSE_REENTRANT: return 1;
+    case CALLSIGHT_CAUSE_FORK: return 2;
+    case CALLSIGHT_CAUSE_TORN: return 3;
+    default: return -1;
+    }
+}
+
+/* What a writer dropped for `cause` since its last page that we know of. */
+static uint64_t dropped_since(const struct pool *pool, uint32_t index, uint32_t cause)
+{
+    const struct callsight_ring_writer *writer = writer_at(pool, index);
+    const struct slot *slot = &pool->slots[index];
+    int known = slot->pid == writer->pid && slot->start == writer->start;
+    int at = lost_index(cause);
+    uint64_t dropped = writer->dropped[cause];
+    return known && at >= 0 ? (uint32_t)dropped - slot->lost_before[at] : dropped;
+}
+
+/* Tells what a writer lost and did not tell, by cause as far as its last page shows. */
+static void tell_untold(struct pool *pool, uint32_t index)
+{
+    const struct callsight_ring_writer *writer = writer_at(pool, index);
+    uint64_t dropped = total_dropped(writer);
+    uint64_t left = dropped > writer->told ? dropped - writer->told : 0;
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES && left > 0; cause++) {
+        uint64_t events = dropped_since(pool, index, cause);
+        events = events < left ? events : left;
+        uint64_t ts = writer->untold_last != 0 ? writer->untold_last : pool->slots[index].last_ts;
+        struct loss loss = {
+            writer->tid, cause, events, ts, writer->untold_first, writer->untold_last,
+        };
+        if (events > 0)
+            chunk_note(pool, &loss);
+        left -= events;
+    }
+    struct loss rest = { writer->tid, CALLSIGHT_CAUSE_FULL, left, writer->untold_last,
+                         writer->untold_first, writer->untold_last };
+    if (left > 0)
+        chunk_note(pool, &rest);
+}
+
+/* Gives a writer's slot back: its losses told, its counts added to the retired ones. */
+static void free_writer(struct pool *pool, uint32_t index)
+{
+    struct callsight_ring_writer *writer = writer_at(pool, index);
+    struct callsight_ring_control *control = pool->ring->control;
+    tell_untold(pool, index);
+    chunk_send(pool);
+    __atomic_fetch_add(&control->retired_emitted, writer->emitted, __ATOMIC_RELEASE);
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+        __atomic_fetch_add(&control->retired_dropped[cause], writer->dropped[cause],
+                           __ATOMIC_RELEASE);
+    memset((unsigned char *)writer + sizeof writer->pid, 0, sizeof *writer - sizeof writer->pid);
+    __atomic_store_n(&writer->pid, 0, __ATOMIC_RELEASE);
+    memset(&pool->slots[index], 0, sizeof pool->slots[index]);
+}
+
+/* Frees the slots of dead writers that own no page any more. */
+static void free_writers(struct pool *pool)
+{
+    for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++) {
+        const struct callsight_ring_writer *writer = writer_at(pool, index);
+        uint32_t pid = __atomic_load_n(&writer->pid, __ATOMIC_ACQUIRE);
+        if (pid == 0 || pool->slots[index].look == pool->look)
+            continue;
+        if (is_dead(pid, writer->start, pool->now_ns))
+            free_writer(pool, index);
+    }
+}
+
+/* Tells what living writers have not told when their ring ends. */
+static void tell_living(struct pool *pool)
+{
+    for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++)
+        if (__atomic_load_n(&writer_at(pool, index)->pid, __ATOMIC_ACQUIRE) != 0)
+            tell_untold(pool, index);
+    chunk_send(pool);
+}
+
+/* Frees a page whose owner died between claiming it and filling its header, or which a drain
+ * that died was freeing; and finds free ones whose bit somebody died without setting. */
+static void free_orphans(struct pool *pool)
+{
+    for (uint32_t index = 0; index < pool->ring->layout.page_count; index++) {
+        struct page *page = &pool->pages[index];
+        const struct callsight_page_header *header = page_header(pool, index);
+        uint64_t owner = __atomic_load_n(&header->owner, __ATOMIC_ACQUIRE);
+        if (owner == 0
+            && (__atomic_load_n(free_bits_at(pool, index), __ATOMIC_RELAXED) >> index % 64 & 1)
+                   == 0)
+            set_free_bit(pool, index);
+        if (page->known || owner == 0 || __atomic_load_n(&header->pid, __ATOMIC_ACQUIRE) != 0) {
+            if (!page->known)
+                page->stuck_since_ns = 0;
+            continue;
+        }
+        uint64_t slot = (owner & ~CALLSIGHT_PAGE_RETIRED) - 1;
+        if (slot >= pool->ring->layout.slot_count)
+            ring_damaged(pool, index);
+        const struct callsight_ring_writer *writer = writer_at(pool, (uint32_t)slot);
+        uint32_t pid = __atomic_load_n(&writer->pid, __ATOMIC_ACQUIRE);
+        if (page->stuck_since_ns == 0)
+            page->stuck_since_ns = pool->now_ns;
+        int waited = pool->now_ns - page->stuck_since_ns >= UNSTORED_NS;
+        if ((owner & CALLSIGHT_PAGE_RETIRED) != 0
+            || (pid != 0 ? is_dead(pid, writer->start, pool->now_ns) : waited))
+            page_free(pool, index);
+    }
+}
+
+/* ---- Counts --------------------------------------------------------------------------------- */
+
+/* Records of the page a writer is in, as far as they were moved: it has not added them up. */
+static uint64_t records_in_page(const struct pool *pool, uint32_t index)
+{
+    uint32_t page = __atomic_load_n(&writer_at(pool, index)->page, __ATOMIC_ACQUIRE) - 1;
+    if (page >= pool->ring->layout.page_count)
+        return 0;
+    const struct page *known = &pool->pages[page];
+    if (!known->known || known->slot != index || known->retired)
+        return 0;
+    return (known->read - PAGE_START) / EVENT_BYTES;
+}
+
+static void count(const struct pool *pool, struct counts *counts)
+{
+    const struct callsight_ring_control *control = pool->ring->control;
+    uint64_t no_slot = __atomic_load_n(&control->no_slot, __ATOMIC_ACQUIRE);
+    counts->delivered = pool->counts.delivered;
+    counts->emitted = no_slot;
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+        counts->dropped[cause] = cause == CALLSIGHT_CAUSE_NO_SLOT ? no_slot : 0;
+    for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++) {
+        const struct callsight_ring_writer *writer = writer_at(pool, index);
+        if (__atomic_load_n(&writer->pid, __ATOMIC_ACQUIRE) == 0)
+            continue;
+        counts->emitted += __atomic_load_n(&writer->emitted, __ATOMIC_ACQUIRE);
+        counts->emitted += records_in_page(pool, index);
+        for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+            counts->dropped[cause] += __atomic_load_n(&writer->dropped[cause], __ATOMIC_ACQUIRE);
+    }
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+        counts->dropped[cause] += __atomic_load_n(&control->retired_dropped[cause],
+                                                  __ATOMIC_ACQUIRE);
+    counts->emitted += __atomic_load_n(&control->retired_emitted, __ATOMIC_ACQUIRE);
+    counts->emitted -= pool->delivered_before;
+}
+
+/* Tells the sum of all drops. A slot on its way into the retired counts may be counted twice for
+ * an instant, so only a sum that holds still is told. */
+static void tell_dropped(struct pool *pool)
+{
+    struct counts first, second;
+    count(pool, &first);
+    if (sum_dropped(&first) <= pool->stream->dropped_told)
+        return;
+    count(pool, &second);
+    if (sum_dropped(&first) != sum_dropped(&second))
+        return;
+    send_dropped(pool->stream, sum_dropped(&first));
+    __atomic_store_n(&pool->ring->header->dropped, sum_dropped(&first), __ATOMIC_RELEASE);
+}
+
+/* ---- The whole of it ------------------------------------------------------------------------ */
+
+/* What is done now and then, behind a pass that has looked at every page. */
+static void sweep(struct pool *pool)
+{
+    free_orphans(pool);
+    free_writers(pool);
+    free_processes(pool);
+    tell_dropped(pool);
+    stream_check_peer(pool->stream);
+    ring_is_gone(pool->ring);
+}
+
+static int is_over(const struct pool *pool, uint64_t quiet_ns)
+{
+    if (quiet_ns < OVER_NS || pool->stuck > 0 || any_attached(pool))
+        return 0;
+    return quiet_ns >= OVER_MAPPED_NS || ring_mapped_by(pool->ring, 0) == 0;
+}
+
+/* Marks the ring as finished and moves what came in at the last moment; 0 if a process has
+ * attached meanwhile. */
+static int pool_close(struct pool *pool)
+{
+    /* Held for seconds means a holder that is stopped, or a pid used again. */
+    int locked = ring_lock(pool->ring, 20000);
+    pool->now_ns = now_ns();
+    int attached = any_attached(pool);
+    if (!attached)
+        __atomic_store_n(&pool->ring->control->command, CALLSIGHT_COMMAND_CLOSED,
+                         __ATOMIC_RELEASE);
+    if (locked)
+        ring_unlock(pool->ring);
+    if (attached)
+        return 0;
+    do {
+        pool_pass(pool, 1);
+        free_processes(pool);
+        free_orphans(pool);
+    } while (pool->moved > 0);
+    pool_pass(pool, 1);
+    free_writers(pool);
+    tell_living(pool);
+    /* Soon, and before the last counts go out: a process that has found it closed waits. */
+    ring_unlink(pool->ring);
+    return 1;
+}
+
+static uint64_t nap_after(const struct pool *pool, uint64_t last_ns)
+{
+    if (pool->moved >= CALLSIGHT_CHUNK_RAW_BYTES / EVENT_BYTES / 2)
+        return 0;
+    if (pool->moved > 0)
+        return NAP_BUSY_NS;
+    return last_ns * 2 + NAP_BUSY_NS / 4 < NAP_IDLE_NS ? last_ns * 2 + NAP_BUSY_NS / 4
+                                                       : NAP_IDLE_NS;
+}
+
+/* Moves events until every process is gone, or until told to stop; returns which (END_*). */
+static uint32_t pool_run(struct pool *pool)
+{
+    uint64_t looked_ns = 0, swept_ns = 0, nap_ns = 0, quiet_since_ns = now_ns();
+    while (!stop_asked) {
+        uint64_t now = now_ns();
+        int sweeps = now - swept_ns >= SWEEP_NS;
+        int at_all = sweeps || now - looked_ns >= LOOK_AT_ALL_NS;
+        pool_pass(pool, at_all);
+        looked_ns = at_all ? now : looked_ns;
+        if (sweeps) {
+            sweep(pool);
+            swept_ns = now;
+        }
+        if (pool->moved > 0)
+            quiet_since_ns = now;
+        else if (sweeps && is_over(pool, now - quiet_since_ns) && pool_close(pool))
+            return CALLSIGHT_END_DONE;
+        nap_ns = nap_after(pool, nap_ns);
+        if (nap_ns > 0)
+            nap(nap_ns);
+    }
+    uint64_t end = now_ns() + STOP_NS;
+    do
+        pool_pass(pool, 1);
+    while (pool->moved > 0 && now_ns() < end);
+    return CALLSIGHT_END_STOPPED;
+}
+
+/* Drains a version 3 ring to its end. */
+static uint32_t drain_pages(struct ring *ring, struct stream *stream, struct counts *counts)
+{
+    static struct pool pool;
+    pool.ring = ring;
+    pool.stream = stream;
+    pool.delivered_before =
+        __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE) / EVENT_BYTES;
+    send_hello(stream, first_process(&pool));
+    uint32_t reason = pool_run(&pool);
+    count(&pool, counts);
+    return reason;
+}

@@ -1,0 +1,66 @@
+//! What the drain says to bad arguments: one sentence, exit code 2.
+
+use std::process::Command;
+
+use crate::support::{Drain, Process, Ring, Server, TestProcess, Writer, drain_binary};
+
+fn refused(arguments: &[&str]) -> String {
+    let output = Command::new(drain_binary()).args(arguments).output().expect("run it");
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    String::from_utf8(output.stderr).expect("text")
+}
+
+#[test]
+fn wrong_arguments_are_named() {
+    assert!(refused(&[]).contains("usage:"));
+    assert!(refused(&["/ring", "localhost"]).contains("usage:"));
+    for name in ["/", "", "/a/b", "/..", "..", &"x".repeat(300)] {
+        assert!(refused(&[name, "localhost", "9001"]).contains("the ring name"), "{name}");
+    }
+    for port in ["", "0", "65536", "-1", "9001x", "http", "99999999999999999999"] {
+        assert!(refused(&["/ring", "localhost", port]).contains("the port"), "{port}");
+    }
+    assert!(refused(&["/ring", "256.1.1.1", "9001"]).contains("find the server 256.1.1.1"));
+}
+
+#[test]
+fn nobody_listening_is_said_and_the_ring_stays() {
+    let server = Server::start();
+    let ring = Ring::new("refused", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    assert!(Writer::new(&ring, process.process, 5).store(1));
+    let drain = Drain::start(&drain_binary(), &ring.name, 1);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("connect to 127.0.0.1 port 1: Connection refused"), "{said}");
+    drop(process);
+    Drain::start(&drain_binary(), &ring.name, server.port).end_well();
+    assert_eq!(server.whole(0).calls_of(5).len(), 1);
+}
+
+#[test]
+fn waiting_ends_when_told_to() {
+    let server = Server::start();
+    let mut drain = Drain::start(&drain_binary(), "/callsight-test-never", server.port);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(drain.is_running());
+    drain.signal(libc::SIGTERM);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(0));
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert!(lines[0].contains("TRACE_SHM=/callsight-test-never"), "{said}");
+}
+
+#[test]
+fn a_ring_of_others_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let ring = Ring::new("modes", 65536);
+    ring.attach(0, Process::this());
+    for mode in [0o644, 0o620, 0o601] {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(ring.path(), permissions).expect("change the mode");
+        assert!(refused(&[&ring.name, "127.0.0.1", "9"]).contains("mode 0600"), "{mode:o}");
+    }
+}

@@ -1,0 +1,105 @@
+//! Version 2: the ring of one byte stream, as programs of the public C callsight fill it.
+
+use std::mem::offset_of;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use callsight_format::{ByteOrder, END_DONE, EVENT_BYTES, Event, RING_HEADER_BYTES, RingHeader};
+
+use crate::support::{Drain, Ring, Server, drain_binary};
+
+/// Appends event number `call`; whether there was room.
+fn append(ring: &Ring, capacity: u64, call: u64) -> bool {
+    let head = ring.u64(offset_of!(RingHeader, head));
+    let tail = ring.u64(offset_of!(RingHeader, tail)).load(Acquire);
+    let lock = ring.u32(offset_of!(RingHeader, lock));
+    while lock.swap(1, Acquire) != 0 {
+        std::thread::yield_now();
+    }
+    let at = head.load(Relaxed);
+    let fits = at + EVENT_BYTES as u64 - tail <= capacity;
+    let event = Event { ts: 1000 + call, func: call, tid: 9, ..Event::default() };
+    for (index, word) in event.to_bytes(ByteOrder::NATIVE).chunks(8).enumerate() {
+        let place = RING_HEADER_BYTES + ((at + 8 * index as u64) % capacity) as usize;
+        if fits {
+            let word = u64::from_ne_bytes(word.try_into().expect("8 bytes"));
+            ring.u64(place).store(word, Relaxed);
+        }
+    }
+    if fits {
+        head.store(at + EVENT_BYTES as u64, Release);
+    } else {
+        ring.u64(offset_of!(RingHeader, dropped)).fetch_add(1, AcqRel);
+    }
+    lock.store(0, Release);
+    fits
+}
+
+fn name_of(path: &std::path::Path) -> String {
+    format!("/{}", path.file_name().expect("a name").to_str().expect("text"))
+}
+
+#[test]
+fn a_byte_ring_wraps_anywhere_and_counts_what_it_dropped() {
+    // No multiple of an event: some events lie across the end.
+    const CAPACITY: u64 = 5000;
+    let server = Server::start();
+    let ring = Ring::of_bytes("wrap", CAPACITY as u32);
+    ring.begin();
+    ring.writers().store(1, Release);
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    let stored: Vec<u64> =
+        (1..=50_000).filter(|call| append(&ring, CAPACITY, *call)).collect();
+    ring.writers().store(0, Release);
+    let path = ring.unmap();
+    drain.end_well();
+    let capture = server.whole(0);
+    let functions: Vec<u64> = capture.calls_of(9).iter().map(|event| event.func).collect();
+    assert!(functions == stored);
+    assert_eq!((capture.emitted(), capture.reason()), (50_000, END_DONE));
+    capture.check_counts();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_program_that_was_gone_before_is_delivered() {
+    let server = Server::start();
+    // Whether it left in order, or was killed and is still counted.
+    for (stream, writers) in [0, 1].into_iter().enumerate() {
+        let ring = Ring::of_bytes("gone", 65536);
+        ring.begin();
+        ring.writers().store(writers, Release);
+        (1..=100).for_each(|call| assert!(append(&ring, 65536, call)));
+        let path = ring.unmap();
+        Drain::start(&drain_binary(), &name_of(&path), server.port).end_well();
+        assert_eq!(server.whole(stream).calls_of(9).len(), 100);
+    }
+}
+
+#[test]
+fn a_lock_that_nobody_gives_back_ends_in_the_delivery_of_what_is_there() {
+    let server = Server::start();
+    let ring = Ring::of_bytes("held", 65536);
+    ring.begin();
+    (1..=10).for_each(|call| assert!(append(&ring, 65536, call)));
+    ring.u32(offset_of!(RingHeader, lock)).store(1, Release);
+    let path = ring.unmap();
+    Drain::start(&drain_binary(), &name_of(&path), server.port).end_well();
+    assert_eq!(server.whole(0).calls_of(9).len(), 10);
+}
+
+#[test]
+fn a_writer_that_still_has_it_mapped_is_waited_for() {
+    let server = Server::start();
+    let ring = Ring::of_bytes("mapped", 65536);
+    ring.begin();
+    ring.writers().store(1, Release);
+    let mut drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    assert!(append(&ring, 65536, 1));
+    server.wait(0, "it comes", |c| c.calls_of(9).len() == 1);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(drain.is_running());
+    assert!(append(&ring, 65536, 2));
+    server.wait(0, "the second comes", |c| c.calls_of(9).len() == 2);
+    ring.unmap();
+    drain.end_well();
+}

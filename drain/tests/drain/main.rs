@@ -1,0 +1,10 @@
+//! The drain as its users have it: built by its `cc` line, on rings that the tests fill the way a
+//! traced process does, sending to a server that decodes with the full zstd.
+
+mod arguments;
+mod bytes;
+mod compile;
+mod hostile;
+mod pool;
+mod restart;
+mod support;

@@ -1,0 +1,121 @@
+//! One drain after another on the same ring, and two at once.
+
+use callsight_format::{END_DONE, END_STOPPED, RingControl};
+use std::mem::offset_of;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use crate::support::{Capture, Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
+
+fn functions(capture: &Capture) -> Vec<u64> {
+    capture.calls_of(9).iter().map(|event| event.func).collect()
+}
+
+/// A drain ended by `signal` and its successor together bring every event once.
+fn one_after_another(name: &str, signal: i32) {
+    let server = Server::start();
+    let ring = Ring::new(name, 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, 9);
+    let mut call = 0;
+    let mut store = |count: u64| {
+        for _ in 0..count {
+            call += 1;
+            assert!(writer.store(call));
+        }
+    };
+    store(3000);
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    server.wait(0, "the first part comes", |c| c.calls_of(9).len() == 3000);
+    store(7);
+    server.wait(0, "a part of a page comes", |c| c.calls_of(9).len() == 3007);
+    // Taken, and `read` advanced: a drain that is killed here has nothing under way.
+    let tail = offset_of!(callsight_format::RingHeader, tail);
+    wait_until("the read position follows", || ring.u64(tail).load(Acquire) == 3007 * 32);
+    drain.signal(signal);
+    let (code, said) = drain.end();
+    assert_eq!(code, (signal == libc::SIGTERM).then_some(0), "{said}");
+    if signal == libc::SIGTERM {
+        assert_eq!(server.whole(0).reason(), END_STOPPED);
+        assert!(said.contains("stopped, 3007 events forwarded, 0 dropped"), "{said}");
+    }
+    assert!(ring.path().exists());
+    let claims = ring.control(offset_of!(RingControl, drain_start)).load(Acquire) != 0;
+    assert_eq!(claims, signal == libc::SIGKILL, "it gives its claim back if it can");
+    store(2000);
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    drop(process);
+    drain.end_well();
+    let (first, second) = (server.whole(0), server.whole(1));
+    assert_eq!(functions(&first), (1..=3007).collect::<Vec<_>>());
+    assert_eq!(functions(&second), (3008..=5007).collect::<Vec<_>>());
+    assert_eq!(second.reason(), END_DONE);
+    assert_eq!((second.emitted(), second.delivered()), (2000, 2000));
+}
+
+#[test]
+fn a_stopped_drain_leaves_the_rest_to_the_next() {
+    one_after_another("stopped", libc::SIGTERM);
+}
+
+#[test]
+fn a_killed_drain_is_succeeded_without_a_gap_or_a_repeat() {
+    one_after_another("drain-killed", libc::SIGKILL);
+}
+
+#[test]
+fn a_second_drain_is_refused() {
+    let server = Server::start();
+    let ring = Ring::new("second", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let first = Drain::start(&drain_binary(), &ring.name, server.port);
+    server.wait(0, "the first is at work", |c| !c.hello.is_empty());
+    let (code, said) = Drain::start(&drain_binary(), &ring.name, server.port).end();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("another trace_stream is reading it"), "{said}");
+    drop(process);
+    first.end_well();
+}
+
+#[test]
+fn a_drain_that_only_left_its_pid_counts_too() {
+    let server = Server::start();
+    let ring = Ring::new("pid", 65536);
+    let (other, process) = (TestProcess::start(), TestProcess::start());
+    ring.attach(0, process.process);
+    let words = u64::from(other.process.pid) << if cfg!(target_endian = "big") { 0 } else { 32 };
+    // `command` and `drain_pid` are one aligned word of eight bytes.
+    ring.control(offset_of!(RingControl, command)).fetch_or(words, Relaxed);
+    ring.control(offset_of!(RingControl, drain_start)).store(other.process.start, Relaxed);
+    let (code, said) = Drain::start(&drain_binary(), &ring.name, server.port).end();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains(&format!("process {} is reading it", other.process.pid)), "{said}");
+    drop(other);
+    drop(process);
+    Drain::start(&drain_binary(), &ring.name, server.port).end_well();
+}
+
+#[test]
+fn a_server_that_goes_away_is_named_and_kills_nobody() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+    let port = listener.local_addr().expect("an address").port();
+    let ring = Ring::new("server-gone", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, 9);
+    let drain = Drain::start(&drain_binary(), &ring.name, port);
+    let (socket, _) = listener.accept().expect("the drain connects");
+    drop((socket, listener));
+    (1..=1000).for_each(|call| assert!(writer.store(call)));
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains(&format!("send to 127.0.0.1 port {port}: ")), "{said}");
+    assert!(ring.path().exists(), "the ring is there for the next drain");
+    let server = Server::start();
+    drop(process);
+    Drain::start(&drain_binary(), &ring.name, server.port).end_well();
+    let rest = functions(&server.whole(0));
+    let first = rest.first().copied().unwrap_or(1001);
+    assert_eq!(rest, (first..=1000).collect::<Vec<_>>(), "no gap in the rest");
+}

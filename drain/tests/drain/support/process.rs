@@ -1,0 +1,140 @@
+//! The drain as a child, and children that stand for traced processes.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Long enough for the slowest machine; only a drain that hangs gets there.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// A process by what identifies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    pub pid: u32,
+    pub start: u64,
+}
+
+impl Process {
+    /// The test itself.
+    pub fn this() -> Process {
+        Process::of(std::process::id())
+    }
+
+    fn of(pid: u32) -> Process {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("read stat");
+        let behind_name = stat.rsplit(')').next().expect("a name in parentheses");
+        let start = behind_name.split_whitespace().nth(19).expect("field 22");
+        Process { pid, start: start.parse().expect("a number") }
+    }
+}
+
+/// A child that does nothing until it is killed.
+pub struct TestProcess {
+    child: Child,
+    pub process: Process,
+}
+
+impl TestProcess {
+    pub fn start() -> TestProcess {
+        let child = Command::new("sleep").arg("600").spawn().expect("start a child");
+        let process = Process::of(child.id());
+        TestProcess { child, process }
+    }
+
+    /// Ends it as a crash would, and waits for it only if `reap`.
+    pub fn kill(&mut self, reap: bool) {
+        self.child.kill().expect("kill the child");
+        if reap {
+            self.child.wait().expect("reap the child");
+        }
+    }
+}
+
+impl Drop for TestProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A running drain.
+pub struct Drain {
+    child: Child,
+}
+
+impl Drain {
+    pub fn start(binary: &Path, ring: &str, port: u16) -> Drain {
+        Drain::with_arguments(binary, &[ring, "127.0.0.1", &port.to_string()])
+    }
+
+    pub fn with_arguments(binary: &Path, arguments: &[&str]) -> Drain {
+        let child = Command::new(binary)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start the drain");
+        Drain { child }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, number: i32) {
+        // SAFETY: kill touches no memory of ours, and the child is not reaped before `end`.
+        let sent = unsafe { libc::kill(self.pid() as i32, number) };
+        assert_eq!(sent, 0, "signal the drain");
+    }
+
+    /// Gives it some time to end, then tells it to.
+    pub fn stop_after(&mut self, time: Duration) {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            if !self.is_running() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.signal(libc::SIGTERM);
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("ask for the drain").is_none()
+    }
+
+    /// Waits for its end: exit code (`None` after a signal) and what it said.
+    pub fn end(mut self) -> (Option<i32>, String) {
+        let begin = Instant::now();
+        while self.is_running() {
+            if begin.elapsed() > HANGS {
+                let _ = self.child.kill();
+                panic!("the drain does not end");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let status = self.child.wait().expect("reap the drain");
+        let mut said = String::new();
+        let errors = self.child.stderr.as_mut().expect("piped");
+        errors.read_to_string(&mut said).expect("read what it said");
+        (status.code(), said)
+    }
+
+    /// Waits for an end in order, all accounted for.
+    pub fn end_well(self) -> String {
+        let (code, said) = self.end();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("unaccounted=0"), "{said}");
+        said
+    }
+}
+
+/// Waits until `holds`, as long as a slow machine may need.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < HANGS, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

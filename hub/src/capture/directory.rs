@@ -1,0 +1,149 @@
+//! The folder of captures: numbers that are nobody else's, files that were not there before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use callsight_format::FILE_HEADER_BYTES;
+
+use super::segment::Segment;
+use crate::stream::Sender;
+
+/// How many numbers in a row may turn out taken by others before we give up.
+const MAX_TRIES: u32 = 10_000;
+
+/// A folder that takes captures of streams. Clones share the numbering.
+#[derive(Clone, Debug)]
+pub struct CaptureDir {
+    path: PathBuf,
+    next_id: Arc<AtomicU32>,
+}
+
+/// A number of a capture and its first, empty file.
+#[derive(Debug)]
+pub struct Reserved {
+    pub(super) directory: CaptureDir,
+    pub(super) id: u32,
+    pub(super) file: File,
+}
+
+impl Reserved {
+    /// The number.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+impl CaptureDir {
+    /// Makes the folder where it is missing; numbers go on after the highest one in it.
+    ///
+    /// # Errors
+    /// Why the folder cannot be made or read.
+    pub fn open(path: &Path) -> io::Result<CaptureDir> {
+        fs::create_dir_all(path)?;
+        let mut highest = 0;
+        for entry in fs::read_dir(path)? {
+            let name = entry?.file_name();
+            highest = highest.max(name.to_str().and_then(stream_id).unwrap_or(0));
+        }
+        let next_id = Arc::new(AtomicU32::new(highest.saturating_add(1)));
+        Ok(CaptureDir { path: path.to_owned(), next_id })
+    }
+
+    /// Takes the next number and makes its first file.
+    ///
+    /// # Errors
+    /// Why no file can be made.
+    pub fn reserve(&self) -> io::Result<Reserved> {
+        for _ in 0..MAX_TRIES {
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            match new_file(&self.segment_path(id, 0)) {
+                // Another server writes here too.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(file) => return Ok(Reserved { directory: self.clone(), id, file }),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// A further segment with its header, or no file at all.
+    pub(super) fn create_segment(
+        &self,
+        id: u32,
+        seq: u32,
+        header: &[u8; FILE_HEADER_BYTES],
+    ) -> io::Result<Segment> {
+        let mut segment = Segment::new(new_file(&self.segment_path(id, seq))?);
+        segment.begin(header).inspect_err(|_| self.discard_segment(id, seq))?;
+        Ok(segment)
+    }
+
+    /// Removes a segment that could not get its header.
+    pub(super) fn discard_segment(&self, id: u32, seq: u32) {
+        let _ = fs::remove_file(self.segment_path(id, seq));
+    }
+
+    /// Stores who is sending in `trace.stream.<id>.json`, whole or not at all.
+    pub(super) fn write_sender(&self, id: u32, sender: &Sender) -> io::Result<()> {
+        let path = self.path.join(format!("trace.stream.{id}.json"));
+        let part = path.with_extension("json.part");
+        let mut json = serde_json::to_string_pretty(&sender.to_json())?;
+        json.push('\n');
+        let stored = fs::write(&part, json).and_then(|()| fs::rename(&part, &path));
+        stored.inspect_err(|_| {
+            let _ = fs::remove_file(&part);
+        })
+    }
+
+    fn segment_path(&self, id: u32, seq: u32) -> PathBuf {
+        self.path.join(format!("trace.stream.{id}.{seq}.bin"))
+    }
+}
+
+fn new_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).open(path)
+}
+
+/// The number in the name of anything that belongs to a capture of a stream.
+fn stream_id(name: &str) -> Option<u32> {
+    name.strip_prefix("trace.stream.")?.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_on_after_the_highest_one_whatever_its_file() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for name in ["trace.stream.9.3.bin", "trace.stream.12.json", "trace.7.8.0.bin", "x"] {
+            fs::write(dir.path().join(name), "").expect("write");
+        }
+        let captures = CaptureDir::open(dir.path()).expect("open");
+        assert_eq!(captures.reserve().expect("reserve").id(), 13);
+        assert_eq!(captures.clone().reserve().expect("reserve").id(), 14);
+    }
+
+    #[test]
+    fn two_servers_in_one_folder_never_share_a_file() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let one = CaptureDir::open(dir.path()).expect("open");
+        let other = CaptureDir::open(dir.path()).expect("open");
+        let ids = [&one, &other, &one].map(|captures| captures.reserve().expect("reserve").id());
+        assert_eq!(ids, [1, 2, 3]);
+    }
+
+    #[test]
+    fn who_is_sending_is_stored_whole_beside_the_capture() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let captures = CaptureDir::open(dir.path()).expect("open");
+        let sender = Sender { host: "board \"7\"".to_owned(), ..Sender::default() };
+        captures.write_sender(3, &sender).expect("write");
+        let json = fs::read_to_string(dir.path().join("trace.stream.3.json")).expect("read");
+        assert_eq!(json, "{\n  \"host\": \"board \\\"7\\\"\"\n}\n");
+        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 1);
+    }
+}

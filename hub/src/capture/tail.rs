@@ -1,0 +1,74 @@
+//! The last records of a capture: what was lost, the clock, and why it stopped.
+//!
+//! They speak of the stream as a whole, so their thread id is 0, which no thread has.
+
+use callsight_format::{
+    CAUSES, EVENT_BYTES, Event, KIND_MARKER, LOSS_NOTE_BYTES, LossNote, NOTE_LOSS, NOTE_PADDING,
+    note_records, note_words,
+};
+
+use crate::Losses;
+
+/// Room that the longest tail takes: a loss note of every cause, the clock, the stop marker.
+pub(super) const TAIL_BYTES: u64 =
+    ((CAUSES * note_records(LOSS_NOTE_BYTES) + 2) * EVENT_BYTES) as u64;
+
+/// A marker of format version 2 that says why a capture ends early.
+#[derive(Clone, Copy)]
+pub(super) struct StopMark {
+    pub code: u64,
+    pub payload: u64,
+}
+
+/// What the last records say.
+pub(super) struct Tail {
+    pub losses: Losses,
+    /// The latest clock anchor, again.
+    pub clock: Option<Event>,
+    pub stop: Option<StopMark>,
+    /// Time of the tail: of the last event stored.
+    pub ts: u64,
+}
+
+impl Tail {
+    /// The records, the stop marker last.
+    pub fn records(&self) -> Vec<Event> {
+        let notes = self.losses.iter().flat_map(|(cause, events)| {
+            let note = LossNote { cause: cause as u32, events, first: 0, last: 0 };
+            note_events(NOTE_LOSS, &note.to_bytes(), self.ts, 0).collect::<Vec<_>>()
+        });
+        let stop = self.stop.map(|mark| self.marker(mark.code, mark.payload));
+        notes.chain(self.clock).chain(stop).collect()
+    }
+
+    /// The records in exactly `slots` slots: padding before them, or without the first ones.
+    pub fn records_filling(&self, slots: usize) -> Vec<Event> {
+        let records = self.records();
+        let padding = slots.saturating_sub(records.len());
+        let skipped = records.len().saturating_sub(slots);
+        let filler = std::iter::repeat_n(self.marker(NOTE_PADDING, 0), padding);
+        filler.chain(records.into_iter().skip(skipped)).collect()
+    }
+
+    fn marker(&self, func: u64, call_site: u64) -> Event {
+        Event { ts: self.ts, func, call_site, kind: KIND_MARKER, ..Event::default() }
+    }
+}
+
+/// The records of a note of thread `tid` at time `ts`.
+pub(crate) fn note_events(
+    code: u64,
+    note: &[u8],
+    ts: u64,
+    tid: u32,
+) -> impl Iterator<Item = Event> + '_ {
+    let len = (note.len() as u16).to_le_bytes();
+    let byte = move |at: usize| match at {
+        0 | 1 => len[at],
+        _ => note.get(at - 2).copied().unwrap_or(0),
+    };
+    (0..note_records(note.len())).map(move |index| {
+        let (func, call_site) = note_words(code, index, byte);
+        Event { ts, func, call_site, tid, kind: KIND_MARKER, frame: [0; 3] }
+    })
+}

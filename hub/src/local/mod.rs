@@ -1,0 +1,8 @@
+//! A program of this machine: whether it can be traced, and running it.
+
+mod elf;
+mod hooks;
+mod launch;
+
+pub use hooks::{Hooks, find_program, hooks_of};
+pub use launch::{Launch, LaunchError, Outcome, captures_in, remove_captures};

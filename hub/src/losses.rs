@@ -1,0 +1,153 @@
+//! Lost events by cause, and the losses that a stream of events tells of itself.
+
+use std::collections::HashMap;
+use std::mem::offset_of;
+
+use callsight_format::{
+    ByteOrder, CAUSES, Cause, EVENT_BYTES, Event, KIND_MARKER, LossNote, NOTE_LOSS, NoteAssembler,
+    NotePiece,
+};
+
+/// Events lost, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses([u64; CAUSES]);
+
+impl Losses {
+    /// Counts `events` more for `cause`.
+    pub fn add(&mut self, cause: Cause, events: u64) {
+        let count = &mut self.0[cause as usize];
+        *count = count.saturating_add(events);
+    }
+
+    /// Events lost for `cause`.
+    pub fn of(&self, cause: Cause) -> u64 {
+        self.0[cause as usize]
+    }
+
+    /// Events lost for any cause.
+    pub fn sum(&self) -> u64 {
+        self.0.iter().fold(0, |sum, events| sum.saturating_add(*events))
+    }
+
+    /// The causes that lost events, and how many.
+    pub fn iter(&self) -> impl Iterator<Item = (Cause, u64)> + '_ {
+        Cause::all().into_iter().zip(self.0).filter(|(_, events)| *events > 0)
+    }
+
+    /// For people: `5 full, 2 torn`.
+    pub fn by_cause(&self) -> String {
+        let causes: Vec<String> =
+            self.iter().map(|(cause, events)| format!("{events} {}", cause.name())).collect();
+        causes.join(", ")
+    }
+
+    /// Both together.
+    pub fn plus(mut self, other: &Losses) -> Losses {
+        other.iter().for_each(|(cause, events)| self.add(cause, events));
+        self
+    }
+
+    /// What is in here beyond what is in `other`, cause by cause.
+    pub fn beyond(&self, other: &Losses) -> Losses {
+        Losses(std::array::from_fn(|at| self.0[at].saturating_sub(other.0[at])))
+    }
+}
+
+/// Most writers whose loss notes are put together at once: a note's pieces come close together,
+/// and a hostile stream could name four billion writers, at 4.6 KiB each.
+const MAX_OPEN_NOTES: usize = 64;
+
+/// Reads the loss notes out of events that pass by.
+#[derive(Debug, Default)]
+pub struct LossWatch {
+    open: HashMap<u32, Box<NoteAssembler>>,
+    told: Losses,
+}
+
+impl LossWatch {
+    /// Looks at whole events.
+    pub fn observe(&mut self, events: &[u8], order: ByteOrder) {
+        for bytes in events.chunks_exact(EVENT_BYTES) {
+            // Kind first: nearly every event is none of our business.
+            if bytes[offset_of!(Event, kind)] != KIND_MARKER {
+                continue;
+            }
+            let Some(event) = Event::parse(bytes, order) else { continue };
+            if let Some(piece) = NotePiece::of(&event).filter(|piece| piece.code == NOTE_LOSS) {
+                self.take(event.tid, &piece);
+            }
+        }
+    }
+
+    /// What the notes so far have told.
+    pub fn told(&self) -> Losses {
+        self.told
+    }
+
+    fn take(&mut self, tid: u32, piece: &NotePiece) {
+        if piece.index == 0 {
+            if self.open.len() >= MAX_OPEN_NOTES {
+                self.open.clear();
+            }
+            self.open.entry(tid).or_default();
+        }
+        let Some(assembler) = self.open.get_mut(&tid) else { return };
+        let Some((_, note)) = assembler.push(piece) else { return };
+        if let Some(loss) = LossNote::parse(note) {
+            let cause = Cause::from_number(loss.cause).unwrap_or(Cause::Full);
+            self.told.add(cause, loss.events);
+        }
+        self.open.remove(&tid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::note_events;
+
+    fn loss_note(tid: u32, cause: Cause, events: u64, order: ByteOrder) -> Vec<[u8; 32]> {
+        let note = LossNote { cause: cause as u32, events, first: 0, last: 0 }.to_bytes();
+        note_events(NOTE_LOSS, &note, 9, tid).map(|event| event.to_bytes(order)).collect()
+    }
+
+    #[test]
+    fn notes_of_two_writers_are_read_when_their_pieces_mix_and_batches_cut_them() {
+        for order in [ByteOrder::Little, ByteOrder::Big] {
+            let mine = loss_note(1, Cause::Full, 1 << 40, order);
+            let yours = loss_note(2, Cause::Torn, 3, order);
+            let call = Event { ts: 9, func: NOTE_LOSS, ..Event::default() }.to_bytes(order);
+            let mut watch = LossWatch::default();
+            for (a, b) in mine.iter().zip(&yours) {
+                watch.observe(&[*a, call, *b].concat(), order);
+            }
+            assert_eq!(watch.told().of(Cause::Full), 1 << 40);
+            assert_eq!(watch.told().of(Cause::Torn), 3);
+            assert!(watch.open.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_hundred_thousand_half_notes_cost_no_memory() {
+        let mut watch = LossWatch::default();
+        for tid in 0..100_000 {
+            let first = loss_note(tid, Cause::Full, 1, ByteOrder::NATIVE)[0];
+            watch.observe(&first, ByteOrder::NATIVE);
+        }
+        assert!(watch.open.len() <= MAX_OPEN_NOTES);
+        let whole = loss_note(7, Cause::Full, 5, ByteOrder::NATIVE).concat();
+        watch.observe(&whole, ByteOrder::NATIVE);
+        assert_eq!(watch.told().sum(), 5);
+    }
+
+    #[test]
+    fn what_is_beyond_never_goes_below_zero() {
+        let (mut some, mut more) = (Losses::default(), Losses::default());
+        some.add(Cause::Full, 5);
+        some.add(Cause::Io, 1);
+        more.add(Cause::Full, 7);
+        assert_eq!(more.beyond(&some).by_cause(), "2 full");
+        assert_eq!(some.beyond(&more).by_cause(), "1 io");
+        assert_eq!(some.plus(&more).by_cause(), "12 full, 1 io");
+    }
+}

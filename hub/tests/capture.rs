@@ -1,0 +1,204 @@
+//! The capture sink and the session, without sockets: what stands in the files.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use callsight_format::*;
+use callsight_hub::capture::{CaptureDir, CaptureLimits, CaptureSink};
+use callsight_hub::stream::{Item, Sender, StreamEnd};
+use callsight_hub::{Batch, Losses, Session, SessionMeta, Sink, SinkTally, Tally};
+use common::*;
+
+const ORDER: ByteOrder = ByteOrder::Big;
+const NO_LIMITS: CaptureLimits = CaptureLimits { segment_bytes: 0, budget_bytes: 0 };
+
+fn meta(id: u32) -> SessionMeta {
+    SessionMeta { id, peer: "test".to_owned(), origin: origin(), order: ORDER }
+}
+
+/// Runs a capture over batches of events.
+fn capture(dir: &Path, limits: CaptureLimits, batches: &[Vec<u8>]) -> SinkTally {
+    let captures = CaptureDir::open(dir).expect("a folder");
+    let mut sink = CaptureSink::new(captures.reserve().expect("a number"), limits);
+    sink.init(&meta(1)).expect("a header");
+    for batch in batches {
+        sink.write(&Batch::new(batch, ORDER));
+    }
+    sink.close(&Losses::default())
+}
+
+/// Runs a session with a capture over items.
+fn session(dir: &Path, items: Vec<Item<'_>>) -> (Tally, Vec<String>) {
+    let captures = CaptureDir::open(dir).expect("a folder");
+    let reserved = captures.reserve().expect("a number");
+    let meta = meta(reserved.id());
+    let sink = CaptureSink::new(reserved, NO_LIMITS);
+    let said = Mutex::new(Vec::new());
+    let say = |line: &str| said.lock().expect("lines").push(line.to_owned());
+    let mut session = Session::start(&meta, vec![Box::new(sink)]).expect("a session");
+    for item in items {
+        session.take(item, &say);
+    }
+    let tally = session.finish(0, &say);
+    (tally, said.into_inner().expect("lines"))
+}
+
+fn segments(dir: &Path) -> Vec<PathBuf> {
+    let path = |seq| dir.join(format!("trace.stream.1.{seq}.bin"));
+    (0..).map(path).take_while(|path| path.exists()).collect()
+}
+
+#[test]
+fn a_capture_has_the_handshakes_words_in_the_senders_order() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let sent = calls(3, 1000, ORDER);
+    let tally = capture(dir.path(), NO_LIMITS, &[sent.clone(), sent.clone()]);
+    assert_eq!(tally, SinkTally { stored_events: 4000, segments: 1, ..SinkTally::default() });
+    let bytes = std::fs::read(dir.path().join("trace.stream.1.0.bin")).expect("a file");
+    let header = FileHeader::new(origin(), 1, 0);
+    assert_eq!(FileHeader::parse(&bytes), Ok((header, ORDER)));
+    assert_eq!(bytes[FILE_HEADER_BYTES..], [&sent[..], &sent].concat());
+}
+
+#[test]
+fn segments_rotate_on_whole_events_and_lose_none() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let limits = CaptureLimits { segment_bytes: 10_000, budget_bytes: 0 };
+    let batches: Vec<_> = (0..40).map(|_| calls(3, 100, ORDER)).collect();
+    let tally = capture(dir.path(), limits, &batches);
+    let files = segments(dir.path());
+    assert_eq!((tally.stored_events, tally.segments as usize), (8000, files.len()));
+    assert!(files.len() > 25, "{} segments", files.len());
+    let mut all = Vec::new();
+    for (seq, path) in files.iter().enumerate() {
+        let bytes = std::fs::read(path).expect("a file");
+        assert!(bytes.len() <= 10_000);
+        let (header, _) = FileHeader::parse(&bytes).expect("a header");
+        assert_eq!(header.seq as usize, seq);
+        all.extend_from_slice(&bytes[FILE_HEADER_BYTES..]);
+    }
+    assert_eq!(all, batches.concat());
+}
+
+#[test]
+fn a_budget_ends_the_capture_with_its_marker_and_the_rest_is_counted() {
+    for budget_bytes in [1, 81, 1000, 1024, 5000, 64_000, 100_000] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let limits = CaptureLimits { segment_bytes: 20_000, budget_bytes };
+        let batches: Vec<_> = (0..40).map(|_| calls(3, 100, ORDER)).collect();
+        let tally = capture(dir.path(), limits, &batches);
+        let files = segments(dir.path());
+        let bytes: u64 = files.iter().map(|path| path.metadata().expect("a file").len()).sum();
+        // One header and the last records are the least a capture takes.
+        assert!(bytes <= budget_bytes.max(1000), "{bytes} of {budget_bytes}");
+        assert_eq!(tally.stored_events + tally.dropped_events.of(Cause::Budget), 8000);
+        assert_eq!(tally.dropped_events.sum(), tally.dropped_events.of(Cause::Budget));
+        let all: Vec<Event> = files.iter().flat_map(|path| events_of(path)).collect();
+        assert_eq!(hooks(&all) as u64, tally.stored_events);
+        assert_eq!(told(&all), [(Cause::Budget as u32, tally.dropped_events.sum())]);
+        let last = all.last().expect("a marker");
+        assert_eq!((last.func, last.call_site), (MARK_BUDGET, budget_bytes));
+    }
+}
+
+#[test]
+fn a_budget_marker_stands_in_the_file_before_the_stream_ends() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let captures = CaptureDir::open(dir.path()).expect("a folder");
+    let limits = CaptureLimits { segment_bytes: 0, budget_bytes: 4000 };
+    let mut sink = CaptureSink::new(captures.reserve().expect("a number"), limits);
+    sink.init(&meta(1)).expect("a header");
+    sink.write(&Batch::new(&calls(3, 1000, ORDER), ORDER));
+    assert!(sink.trouble().expect("a reason").contains("budget"));
+    let events = events_of(&dir.path().join("trace.stream.1.0.bin"));
+    assert_eq!(events.last().map(|event| event.func), Some(MARK_BUDGET));
+}
+
+#[test]
+fn the_clock_anchor_is_again_the_last_record_when_something_is_told_after_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let anchor = marker(MARK_CLOCK, 99, 50, ORDER);
+    let (tally, _) = session(
+        dir.path(),
+        vec![
+            Item::Events(&[calls(1, 2, ORDER), anchor].concat()),
+            Item::Dropped { events: 30 },
+            Item::Dropped { events: 20 },
+        ],
+    );
+    assert_eq!(tally.dropped_events().of(Cause::Full), 30);
+    let events = events_of(&dir.path().join("trace.stream.1.0.bin"));
+    assert_eq!(told(&events), [(Cause::Full as u32, 30)]);
+    let clocks = events.iter().filter(|event| event.func == MARK_CLOCK).count();
+    assert_eq!((clocks, events.last().map(|event| event.func)), (2, Some(MARK_CLOCK)));
+}
+
+#[test]
+fn losses_that_notes_tell_are_not_told_twice() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let events = [
+        calls(1, 2, ORDER),
+        loss_note(1, Cause::Full, 40, ORDER),
+        loss_note(2, Cause::Torn, 1, ORDER),
+        calls(2, 2, ORDER),
+    ]
+    .concat();
+    let mut end = StreamEnd { reason: END_DONE, ..StreamEnd::default() };
+    end.dropped_events.add(Cause::Full, 40);
+    end.dropped_events.add(Cause::Torn, 1);
+    end.dropped_events.add(Cause::NoSlot, 7);
+    let items = vec![Item::Events(&events), Item::Dropped { events: 41 }, Item::End(end)];
+    let (tally, _) = session(dir.path(), items);
+    assert_eq!(tally.dropped_events().by_cause(), "40 full, 7 no_slot, 1 torn");
+    let stored = events_of(&dir.path().join("trace.stream.1.0.bin"));
+    let causes = [(Cause::Full, 40), (Cause::Torn, 1), (Cause::NoSlot, 7)];
+    assert_eq!(told(&stored), causes.map(|(cause, events)| (cause as u32, events)));
+}
+
+#[test]
+fn a_stream_without_its_end_counts_what_notices_say_beyond_the_notes() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let note = loss_note(1, Cause::Torn, 4, ORDER);
+    let (tally, said) = session(dir.path(), vec![Item::Dropped { events: 9 }, Item::Events(&note)]);
+    assert_eq!(tally.dropped_events().by_cause(), "5 full, 4 torn");
+    assert_eq!(said, ["the sender has dropped 9 events so far (its ring was full)"]);
+}
+
+#[test]
+fn who_is_sending_is_said_once_and_stored_and_a_missing_end_is_noticed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let sender =
+        Sender { host: "board".to_owned(), exe: "/bin/app".to_owned(), ..Sender::default() };
+    let again = Sender { host: "other".to_owned(), ..Sender::default() };
+    let items = vec![Item::Sender(sender), Item::Sender(again), Item::Unknown { kind: 8 }];
+    let (tally, said) = session(dir.path(), items);
+    assert_eq!((tally.unknown_chunks, tally.named, tally.ended), (1, true, false));
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert_eq!(said[0], "/bin/app on board");
+    assert!(said[1].contains("cut off"), "{said:?}");
+    let json = std::fs::read_to_string(dir.path().join("trace.stream.1.json")).expect("JSON");
+    assert!(json.contains(r#""host": "board""#), "{json}");
+}
+
+#[test]
+fn a_session_whose_sink_cannot_begin_says_which() {
+    struct Broken;
+    impl Sink for Broken {
+        fn name(&self) -> String {
+            "broken".to_owned()
+        }
+        fn init(&mut self, _: &SessionMeta) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::StorageFull.into())
+        }
+        fn write(&mut self, _: &Batch<'_>) {
+            panic!("given events without a beginning");
+        }
+        fn close(&mut self, _: &Losses) -> SinkTally {
+            SinkTally::default()
+        }
+    }
+    let failed = Session::start(&meta(1), vec![Box::new(Broken)]).err().expect("a failure");
+    assert_eq!((failed.0.as_str(), failed.1.kind()), ("broken", std::io::ErrorKind::StorageFull));
+}

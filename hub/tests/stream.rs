@@ -1,0 +1,150 @@
+//! The decoder, from arrays of bytes: at every split, in both byte orders, with every lie.
+
+mod common;
+
+use callsight_format::*;
+use callsight_hub::stream::{ChunkDecoder, Item, StreamError};
+use common::{calls, chunk, end_loss, fields};
+
+const ORDERS: [ByteOrder; 2] = [ByteOrder::Little, ByteOrder::Big];
+
+/// One of every kind of chunk.
+fn whole_stream(order: ByteOrder) -> Vec<u8> {
+    let hello = fields(&[(HELLO_HOSTNAME, b"board"), (HELLO_EXE, b"/bin/app")]);
+    let loss = end_loss(Cause::Torn, 2);
+    let end = fields(&[(END_REASON, &END_DONE.to_le_bytes()), (END_DROPPED, &loss)]);
+    let dropped = order.put_u64(77);
+    [
+        chunk(CHUNK_HELLO, &hello, order),
+        chunk(CHUNK_EVENTS, &calls(1, 3, order), order),
+        chunk(CHUNK_EVENTS, &[], order),
+        chunk(9, b"of a later version", order),
+        chunk(CHUNK_DROPPED, &dropped, order),
+        chunk(CHUNK_EVENTS, &calls(2, 40, order), order),
+        chunk(CHUNK_END, &end, order),
+    ]
+    .concat()
+}
+
+/// Items as text, so that they outlive the decoder.
+fn decode<'a>(
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+    order: ByteOrder,
+) -> (Vec<String>, Option<StreamError>, bool) {
+    let mut decoder = ChunkDecoder::new(order);
+    let mut items = Vec::new();
+    for mut piece in pieces {
+        loop {
+            match decoder.next(&mut piece) {
+                Ok(Some(item)) => items.push(format!("{item:?}")),
+                Ok(None) => break,
+                Err(error) => return (items, Some(error), false),
+            }
+        }
+        assert!(piece.is_empty(), "bytes were left lying");
+    }
+    let done = decoder.is_between_chunks();
+    (items, None, done)
+}
+
+#[test]
+fn a_stream_is_the_same_wherever_it_is_cut() {
+    for order in ORDERS {
+        let bytes = whole_stream(order);
+        let (whole, error, done) = decode([&bytes[..]], order);
+        assert_eq!((whole.len(), &error, done), (7, &None, true));
+        for at in 0..=bytes.len() {
+            let (head, tail) = bytes.split_at(at);
+            assert_eq!(decode([head, tail], order), (whole.clone(), None, true), "cut at {at}");
+        }
+        assert_eq!(decode(bytes.chunks(1), order), (whole.clone(), None, true));
+        assert_eq!(decode(bytes.chunks(7), order), (whole, None, true));
+    }
+}
+
+#[test]
+fn a_stream_that_ends_anywhere_gives_the_chunks_before() {
+    let order = ByteOrder::Big;
+    let bytes = whole_stream(order);
+    let (whole, _, _) = decode([&bytes[..]], order);
+    let mut ends = 0;
+    for at in 0..=bytes.len() {
+        let (items, error, done) = decode([&bytes[..at]], order);
+        assert_eq!(error, None);
+        assert_eq!(items[..], whole[..items.len()]);
+        ends += usize::from(done);
+    }
+    assert_eq!(ends, 8, "the start and the end of each of 7 chunks");
+}
+
+#[test]
+fn both_byte_orders_give_the_events_as_they_were_sent() {
+    for order in ORDERS {
+        let sent = calls(7, 500, order);
+        let bytes = chunk(CHUNK_EVENTS, &sent, order);
+        let mut decoder = ChunkDecoder::new(order);
+        assert_eq!(decoder.next(&mut &bytes[..]), Ok(Some(Item::Events(&sent))));
+        let bytes = chunk(CHUNK_DROPPED, &order.put_u64(5), order);
+        assert_eq!(decoder.next(&mut &bytes[..]), Ok(Some(Item::Dropped { events: 5 })));
+    }
+}
+
+/// What becomes of a chunk whose header states these lengths over a payload of 64 bytes.
+fn lie(kind: u32, raw_len: u32, zstd_len: Option<u32>) -> Result<usize, StreamError> {
+    let order = ByteOrder::NATIVE;
+    let payload = zstd::bulk::compress(&[1; 64], 1).expect("compress");
+    let zstd_len = zstd_len.unwrap_or(payload.len() as u32);
+    let header = ChunkHeader { kind, raw_len, zstd_len }.to_bytes(order);
+    let (items, error, _) = decode([&header[..], &payload], order);
+    error.map_or(Ok(items.len()), Err)
+}
+
+#[test]
+fn every_length_that_lies_is_refused() {
+    use StreamError::*;
+    assert_eq!(lie(CHUNK_EVENTS, 64, None), Ok(1));
+    for kind in [CHUNK_EVENTS, CHUNK_DROPPED, CHUNK_HELLO, CHUNK_END, 3, 99] {
+        for found in [CHUNK_MAX_RAW_BYTES + 32, 1 << 31, u32::MAX] {
+            assert_eq!(lie(kind, found, None), Err(RawLength { found }));
+        }
+        for found in [CHUNK_MAX_ZSTD_BYTES + 1, 1 << 31, u32::MAX] {
+            assert_eq!(lie(kind, 64, Some(found)), Err(ZstdLength { found }));
+        }
+    }
+    for found in [1, 31, 33, 65] {
+        assert_eq!(lie(CHUNK_EVENTS, found, None), Err(PartEvent { found }));
+    }
+    for found in [0, 3, 9, 64] {
+        assert_eq!(lie(CHUNK_DROPPED, found, None), Err(Notice { found }));
+    }
+    for kind in [CHUNK_EVENTS, CHUNK_HELLO, CHUNK_END] {
+        for raw_len in [0, 32, 96, CHUNK_MAX_RAW_BYTES] {
+            assert!(matches!(lie(kind, raw_len, None), Err(Frame { .. })), "{kind} {raw_len}");
+        }
+        assert!(matches!(lie(kind, 64, Some(0)), Err(Frame { .. })), "{kind}");
+        assert!(matches!(lie(kind, 64, Some(5)), Err(Frame { .. })), "{kind}");
+    }
+}
+
+#[test]
+fn a_chunk_under_way_says_how_many_events_it_announced() {
+    let order = ByteOrder::NATIVE;
+    let bytes = chunk(CHUNK_EVENTS, &calls(1, 100, order), order);
+    let mut decoder = ChunkDecoder::new(order);
+    assert_eq!(decoder.next(&mut &bytes[..bytes.len() - 1]), Ok(None));
+    assert_eq!((decoder.announced_records(), decoder.is_between_chunks()), (200, false));
+    assert!(matches!(decoder.next(&mut &bytes[bytes.len() - 1..]), Ok(Some(_))));
+    assert_eq!((decoder.announced_records(), decoder.is_between_chunks()), (0, true));
+}
+
+#[test]
+fn no_flipped_bit_in_a_stream_is_a_panic() {
+    let order = ByteOrder::Little;
+    let bytes = whole_stream(order);
+    for bit in 0..bytes.len() * 8 {
+        let mut bent = bytes.clone();
+        bent[bit / 8] ^= 1 << (bit % 8);
+        let (items, _, _) = decode([&bent[..]], order);
+        assert!(items.len() <= 8, "bit {bit}");
+    }
+}

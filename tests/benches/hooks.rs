@@ -1,0 +1,225 @@
+//! What a pair of hooks costs: `cargo bench -p callsight-tests`.
+//!
+//! One workload (`work.c`) under the floor (two clock reads and two 32-byte stores), under ours,
+//! under C callsight 0.5.0 and under uftrace, all in one run and in turn, so that the machine's
+//! moods meet all of them. Prints the medians of the rounds as CPU time of the calling thread, as
+//! ratios to the floor and to the empty pair, and instructions a pair as callgrind counts them.
+//! `ROUNDS=9 cargo bench -p callsight-tests` runs more rounds. Asserts nothing: times are printed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use callsight_tests::{Drain, Hooks, Ring, Server, Shell, root};
+use tempfile::TempDir;
+
+/// Calls of the leaf in one loop, and in bursts with pauses.
+const LEAF_CALLS: &str = "4000000";
+const BURST_CALLS: &str = "600000";
+/// A ring that holds all events of the loop: no drain follows a loop of nothing but calls.
+const RING_BYTES: &str = "402653184";
+
+/// How a program is run for a row.
+#[derive(Clone, Copy)]
+enum Mode {
+    /// As it is.
+    Plain,
+    /// Recording into files on a memory file system.
+    Files,
+    /// Recording into a ring whose drain sends to a server; the peer's ends where `true`.
+    Ring { peers: bool },
+    /// Under uftrace, with these options.
+    Uftrace(&'static str),
+}
+
+/// A line of the table.
+struct Row {
+    name: &'static str,
+    program: PathBuf,
+    mode: Mode,
+    loop_ns: Vec<f64>,
+    bursts_ns: Vec<f64>,
+}
+
+struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    /// Compiles `name` from the workload and what its hooks are.
+    fn program(&self, name: &str, flags: &[&str], link: &[PathBuf]) -> PathBuf {
+        let program = self.folder.path().join(name);
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O2", "-g", "-pthread"]).args(flags).arg(source("work.c")).args(link);
+        self.ok(gcc.arg("-o").arg(&program), "gcc");
+        program
+    }
+
+    /// A hook file of this folder as an object.
+    fn object(&self, name: &str) -> PathBuf {
+        let object = self.folder.path().join(name).with_extension("o");
+        self.ok(
+            Command::new("gcc").args(["-O2", "-c"]).arg(source(name)).arg("-o").arg(&object),
+            "gcc",
+        );
+        object
+    }
+
+    fn ok(&self, command: &mut Command, what: &str) -> String {
+        let ran = Shell::new(self.folder.path()).command(command, what);
+        assert_eq!(ran.code, 0, "{ran}");
+        ran.stdout
+    }
+
+    /// ns a call of one run of `row` under `work MODE N`.
+    fn run(&self, row: &Row, mode: &str, calls: &str) -> f64 {
+        let traces = self.folder.path().join("traces");
+        let _ = std::fs::remove_dir_all(&traces);
+        std::fs::create_dir(&traces).expect("make a folder");
+        let plain = Shell::new(self.folder.path()).env("TRACE_DIR", &traces);
+        let shell = plain.clone().env("TRACE_ENABLE", "1").env("TRACE_MAX_MB", "4096");
+        let work = format!("{} {mode} {calls}", row.program.display());
+        let printed = match row.mode {
+            Mode::Plain => plain.ok(&work).stdout,
+            Mode::Files => shell.ok(&work).stdout,
+            Mode::Ring { peers } => in_a_ring(&shell, peers, &work),
+            Mode::Uftrace(options) => {
+                plain
+                    .ok(&format!("uftrace record --no-libcall {options} -d traces/u {work}"))
+                    .stdout
+            }
+        };
+        let ns = printed.split_whitespace().rev().nth(1).and_then(|ns| ns.parse().ok());
+        ns.unwrap_or_else(|| panic!("{work}: {printed:?}"))
+    }
+
+    /// Instructions a pair, call site included: the difference of two runs under callgrind.
+    fn instructions(&self, program: &Path, shell: &Shell) -> f64 {
+        let run = |calls: u32| -> f64 {
+            let traces = self.folder.path().join("traces");
+            let _ = std::fs::remove_dir_all(&traces);
+            std::fs::create_dir(&traces).expect("make a folder");
+            let script = format!(
+                "valgrind --tool=callgrind --callgrind-out-file=/dev/null {} leaf {calls} 2>&1",
+                program.display()
+            );
+            let printed = shell.ok(&script).stdout;
+            let line = printed.lines().find_map(|line| line.split_once("Collected : "));
+            line.and_then(|(_, n)| n.trim().parse().ok()).unwrap_or_else(|| panic!("{printed}"))
+        };
+        (run(150_000) - run(50_000)) / 100_000.0
+    }
+}
+
+fn in_a_ring(shell: &Shell, peers: bool, work: &str) -> String {
+    let ring = Ring::new();
+    let server =
+        if peers { Server::peers(shell) } else { Server::ours(shell, &["--out", "traces"]) };
+    let drain = match peers {
+        true => Drain::peers(shell, &ring, server.port),
+        false => Drain::ours(shell, &ring, server.port),
+    };
+    let traced = shell.clone().env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", RING_BYTES);
+    let printed = traced.ok(work).stdout;
+    drain.finish();
+    server.stop();
+    printed
+}
+
+fn source(name: &str) -> PathBuf {
+    root().join("tests/benches").join(name)
+}
+
+fn median(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+fn rows(bench: &Bench) -> Vec<Row> {
+    let hooked = Hooks::Ours.flags();
+    let plain = bench.program("plain", &[], &[]);
+    let empty = bench.program("empty", hooked, &[bench.object("empty.c")]);
+    let floor = bench.program("floor", hooked, &[bench.object("floor.c")]);
+    let ours = bench.program("ours", hooked, &Hooks::Ours.link());
+    let peer = bench.program("peer", hooked, &Hooks::Peer.link());
+    let none = bench.program("none", hooked, &[]);
+    let row = |name, program: &PathBuf, mode| Row {
+        name,
+        program: program.clone(),
+        mode,
+        loop_ns: Vec::new(),
+        bursts_ns: Vec::new(),
+    };
+    vec![
+        row("plain", &plain, Mode::Plain),
+        row("empty pair", &empty, Mode::Plain),
+        row("floor", &floor, Mode::Plain),
+        row("ours, disabled", &ours, Mode::Plain),
+        row("ours, file", &ours, Mode::Files),
+        row("ours, ring and drain", &ours, Mode::Ring { peers: false }),
+        row("C callsight, disabled", &peer, Mode::Plain),
+        row("C callsight, file", &peer, Mode::Files),
+        row("C callsight, ring and drain", &peer, Mode::Ring { peers: true }),
+        row("uftrace, off", &none, Mode::Uftrace("--disable")),
+        row("uftrace, on", &none, Mode::Uftrace("")),
+    ]
+}
+
+fn print_times(rows: &[Row]) {
+    let of = |name: &str, bursts: bool| {
+        let row = rows.iter().find(|row| row.name == name).expect("a row");
+        median(if bursts { &row.bursts_ns } else { &row.loop_ns })
+    };
+    println!(
+        "ns a call (enter, leaf, exit), thread CPU time, medians of {}",
+        rows[0].loop_ns.len()
+    );
+    println!(
+        "{:28} {:>9} {:>7} {:>7}   {:>9} {:>7} {:>7}",
+        "", "loop", "/floor", "/empty", "bursts", "/floor", "/empty"
+    );
+    for row in rows {
+        let (tight, bursts) = (median(&row.loop_ns), median(&row.bursts_ns));
+        println!(
+            "{:28} {tight:9.2} {:7.2} {:7.2}   {bursts:9.2} {:7.2} {:7.2}",
+            row.name,
+            tight / of("floor", false),
+            tight / of("empty pair", false),
+            bursts / of("floor", true),
+            bursts / of("empty pair", true),
+        );
+    }
+}
+
+fn print_instructions(bench: &Bench, rows: &[Row]) {
+    let off = Shell::new(bench.folder.path()).env("TRACE_DIR", bench.folder.path().join("traces"));
+    let on = off.clone().env("TRACE_ENABLE", "1");
+    println!("\ninstructions a pair, call site included, without the leaf (callgrind)");
+    let plain = bench.instructions(&rows[0].program, &off);
+    for row in rows {
+        let shell = match row.mode {
+            Mode::Plain => &off,
+            Mode::Files => &on,
+            Mode::Ring { .. } | Mode::Uftrace(_) => continue,
+        };
+        if row.name != "plain" {
+            println!("{:28} {:7.1}", row.name, bench.instructions(&row.program, shell) - plain);
+        }
+    }
+}
+
+fn main() {
+    // On a memory file system: the disk of the machine is not what is measured.
+    let folder = TempDir::with_prefix_in("callsight-bench-", "/dev/shm").expect("a folder");
+    let bench = Bench { folder };
+    let rounds = std::env::var("ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(5);
+    let mut rows = rows(&bench);
+    for _ in 0..rounds {
+        for row in &mut rows {
+            row.loop_ns.push(bench.run(row, "leaf", LEAF_CALLS));
+            row.bursts_ns.push(bench.run(row, "bursts", BURST_CALLS));
+        }
+    }
+    print_times(&rows);
+    print_instructions(&bench, &rows);
+}

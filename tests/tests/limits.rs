@@ -1,0 +1,233 @@
+//! Budgets, full disks, small memory, sandboxes: the program goes on as if untraced, and what is
+//! missing is counted.
+
+use callsight_tests::{Hooks, Program, Ran, Report, Ring, skip};
+
+const LOOP: &str = r#"
+    #include <signal.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/resource.h>
+    static int leaf(int x) { return x + 1; }
+    static int job(int n) { int s = 0; while (n--) s = leaf(s); return s; }
+    int main(int argc, char **argv) {
+        if (argc > 2 && !strcmp(argv[2], "fsize")) {
+            struct rlimit limit = { 1 << 20, 1 << 20 };
+            setrlimit(RLIMIT_FSIZE, &limit);
+        }
+        printf("%d\n", job(argc > 1 ? atoi(argv[1]) : 400000));
+        return 0;
+    }"#;
+/// Enters and exits of `./prog 400000`.
+const LOOP_EVENTS: u64 = 800_004;
+
+#[track_caller]
+fn unharmed(ran: &Ran) {
+    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "400000\n", ""), "{ran}");
+}
+
+/// What was recorded and what is counted as lost are everything, and a `!` line says so.
+#[track_caller]
+fn adds_up(report: &Report, events: u64) {
+    let (recorded, lost) = (report.number("events"), report.lost());
+    assert_eq!(recorded + lost, events, "{recorded} + {lost}: {:?}", report.notices());
+    assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
+    assert!(lost == 0 || !report.notices().is_empty());
+}
+
+#[test]
+fn a_file_size_limit_ends_the_recording_and_not_the_program() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    let ran = program.tracing().run("exec ./prog 400000 fsize");
+    unharmed(&ran);
+    let report = program.report();
+    assert!(report.lost() > 0, "{:?}", report.notices());
+    adds_up(&report, LOOP_EVENTS);
+}
+
+#[test]
+fn a_full_disk_ends_the_recording_and_not_the_program() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    program.tracing();
+    // A file system of 1 MiB needs root, or a kernel that lets users have their own mounts.
+    let mount = "mount -t tmpfs -o size=1m none traces";
+    let keep = "mkdir -p kept && cp traces/* kept/";
+    let inner = format!(
+        "{mount} && TRACE_ENABLE=1 TRACE_MIN_FREE_MB=0 TRACE_DIR=$PWD/traces ./prog; {keep}"
+    );
+    let ran = program.shell().run(&format!("unshare --map-root-user --mount bash -c '{inner}'"));
+    if ran.stderr.contains("unshare") || ran.stderr.contains("mount:") {
+        return skip("a_full_disk_ends_the_recording_and_not_the_program", &ran.stderr);
+    }
+    unharmed(&ran);
+    let report = Report::of(&program.shell(), &["kept"]);
+    assert!(report.lost() > 0, "{:?}", report.notices());
+    adds_up(&report, LOOP_EVENTS);
+}
+
+#[test]
+fn no_folder_to_write_to_leaves_the_program_alone() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    for folder in ["/proc/nope", "/dev/null/x", "no/parent/here"] {
+        let shell = program.shell().env("TRACE_ENABLE", "1").env("TRACE_DIR", folder);
+        unharmed(&shell.run("exec ./prog"));
+    }
+}
+
+#[test]
+fn a_budget_holds_and_the_rest_is_counted() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    let ran = program.tracing().env("TRACE_MAX_MB", "4").run("exec ./prog");
+    unharmed(&ran);
+    let size: u64 = std::fs::read_dir(program.folder().join("traces"))
+        .expect("traces")
+        .map(|entry| entry.expect("an entry").metadata().expect("a size").len())
+        .sum();
+    assert!(size <= 4 << 20, "{size} bytes with a budget of 4 MiB");
+    let report = program.report();
+    assert!(report.lost() > 0);
+    adds_up(&report, LOOP_EVENTS);
+    let notices = report.notices().join("\n");
+    assert!(notices.contains("budget"), "{notices}");
+}
+
+#[test]
+fn an_event_limit_is_reached_exactly_by_one_thread() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    unharmed(&program.tracing().env("TRACE_MAX", "50000").run("exec ./prog"));
+    let report = program.report();
+    assert_eq!(report.number("events"), 50_000, "{:?}", report.notices());
+    adds_up(&report, LOOP_EVENTS);
+}
+
+#[test]
+fn wrapping_keeps_the_end_within_the_budget() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    let shell = program.tracing().env("TRACE_MAX_MB", "4").env("TRACE_FULL", "wrap");
+    unharmed(&shell.env("TRACE_SEG_MB", "1").run("exec ./prog"));
+    let size: u64 = std::fs::read_dir(program.folder().join("traces"))
+        .expect("traces")
+        .map(|entry| entry.expect("an entry").metadata().expect("a size").len())
+        .sum();
+    assert!(size <= 4 << 20, "{size} bytes with a budget of 4 MiB");
+    let report = program.report();
+    assert!(report.lost() > 0, "{:?}", report.notices());
+    adds_up(&report, LOOP_EVENTS);
+}
+
+#[test]
+fn a_shared_memory_too_small_for_the_ring_costs_no_signal() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    program.tracing();
+    let inner = "mount -t tmpfs -o size=1m none /dev/shm && TRACE_ENABLE=1 TRACE_DIR=$PWD/traces \
+                 TRACE_SHM=/callsight-small TRACE_SHM_SIZE=16777216 exec ./prog";
+    let ran = program.shell().run(&format!("unshare --map-root-user --mount bash -c '{inner}'"));
+    if ran.stderr.contains("unshare") || ran.stderr.contains("mount:") {
+        return skip("a_shared_memory_too_small_for_the_ring_costs_no_signal", &ran.stderr);
+    }
+    unharmed(&ran);
+    let report = program.report();
+    assert_eq!(report.calls_of("leaf"), 400_000, "files are written instead");
+    assert!(report.notices().iter().any(|line| line.contains("ring")), "{:?}", report.notices());
+}
+
+#[test]
+fn a_foreign_object_under_the_rings_name_is_refused() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    let ring = Ring::new();
+    let path = format!("/dev/shm{}", ring.name());
+    for content in ["", "short", &"x".repeat(8192)] {
+        std::fs::write(&path, content).expect("write the object");
+        let ran = program.tracing().env("TRACE_SHM", ring.name()).run("exec ./prog");
+        unharmed(&ran);
+        assert_eq!(program.report().calls_of("leaf"), 400_000, "files are written instead");
+    }
+}
+
+#[test]
+fn a_sandbox_that_allows_only_write_kills_nothing() {
+    let program = Program::c(
+        r#"
+        #include <linux/audit.h>
+        #include <linux/filter.h>
+        #include <linux/seccomp.h>
+        #include <stddef.h>
+        #include <sys/prctl.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        static int leaf(int x) { return x + 1; }
+        static int work(int n) { int s = 0; while (n--) s = leaf(s); return s; }
+        int main(void) {
+            work(10);
+            struct sock_filter code[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 1, 0),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+            };
+            struct sock_fprog filter = { sizeof code / sizeof *code, code };
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) return 9;
+            int s = work(100000);
+            write(1, s == 100000 ? "ok\n" : "no\n", 3);
+            _exit(0);
+        }"#,
+    )
+    .build(Hooks::Ours);
+    let (ran, report) = program.traced("");
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{ran}");
+    // main, two calls of work, 100,010 of leaf; main does not return.
+    adds_up(&report, 2 * 100_012 + 1);
+}
+
+#[test]
+fn tracing_switched_off_leaves_no_file_and_no_word() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    for enable in ["", "0", "yes"] {
+        let ran = program.tracing().env("TRACE_ENABLE", enable).run("exec ./prog");
+        unharmed(&ran);
+        let files = std::fs::read_dir(program.folder().join("traces")).expect("traces").count();
+        assert_eq!(files, 0, "TRACE_ENABLE={enable:?}");
+    }
+}
+
+#[test]
+fn only_threads_that_were_asked_for_are_recorded() {
+    let program = Program::c(
+        r#"
+        #define _GNU_SOURCE
+        #include <pthread.h>
+        static int leaf(int x) { return x + 1; }
+        static void inside(void) { for (int i = 0; i < 1000; i++) leaf(i); }
+        __attribute__((no_instrument_function)) static void *named(void *name) {
+            pthread_setname_np(pthread_self(), name);
+            inside();
+            return 0;
+        }
+        int main(void) {
+            pthread_t a, b;
+            pthread_create(&a, 0, named, "worker-1");
+            pthread_join(a, 0);
+            pthread_create(&b, 0, named, "other");
+            pthread_join(b, 0);
+            return 0; }"#,
+    )
+    .build(Hooks::Ours);
+    program.tracing().env("TRACE_THREADS", "work*").ok("./prog");
+    let report = program.report();
+    assert_eq!((report.calls_of("inside"), report.calls_of("leaf")), (1, 1000));
+    assert_eq!(report.number("threads"), 1);
+}
+
+#[test]
+fn a_monotonic_clock_gives_the_same_calls() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    for clock in ["auto", "mono", "raw", "tsc"] {
+        unharmed(&program.tracing().env("TRACE_CLOCK", clock).run("exec ./prog"));
+        let report = program.report();
+        assert_eq!(report.calls_of("leaf"), 400_000, "{clock}");
+        report.clean();
+    }
+}
