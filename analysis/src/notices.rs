@@ -82,12 +82,18 @@ impl Doubts {
     }
 
     fn add_stop(&mut self, reason: StopReason, text: &str, name: &str) {
+        let text = if text.is_empty() { "no reason given" } else { text };
         match reason {
             StopReason::RingUnusable => self.say(format!(
                 "{name}: the ring of TRACE_SHM could not be used, events went to files: {text}"
             )),
             StopReason::NoModules => {
                 self.say(format!("{name}: its modules are unknown: {text}"));
+            }
+            StopReason::Cut => {
+                self.say(format!(
+                    "{name} broke off before its end; what came later is missing: {text}"
+                ));
             }
             StopReason::End => {}
         }

@@ -248,7 +248,8 @@ impl Surveyor {
 
     fn stop(&mut self, bytes: &[u8]) {
         let Some(number) = callsight_format::ByteOrder::Little.u32(bytes, 0) else { return };
-        let reasons = [StopReason::RingUnusable, StopReason::End, StopReason::NoModules];
+        let reasons =
+            [StopReason::RingUnusable, StopReason::End, StopReason::NoModules, StopReason::Cut];
         let Some(reason) = reasons.into_iter().find(|reason| *reason as u32 == number) else {
             return;
         };

@@ -19,4 +19,4 @@ pub mod stream;
 
 pub use losses::{LossWatch, Losses};
 pub use session::{Session, Tally};
-pub use sink::{Batch, SessionMeta, Sink, SinkTally};
+pub use sink::{Batch, Ending, SessionMeta, Sink, SinkTally};

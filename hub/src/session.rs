@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use callsight_format::{ByteOrder, Cause};
 
 use crate::stream::{Item, Sender, StreamEnd};
-use crate::{Batch, LossWatch, Losses, SessionMeta, Sink, SinkTally};
+use crate::{Batch, Ending, LossWatch, Losses, SessionMeta, Sink, SinkTally};
 
 /// How often growing losses are told while a stream runs.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
@@ -139,8 +139,11 @@ impl Session {
         self.tally.lost_before = told.plus(&untold);
         self.tally.ended = self.end.is_some();
         self.say_how_it_ended(say);
+        // A sender of version 2 never says that it is done; in the middle of a chunk it was not.
+        let cut = self.end.is_none() && (self.tally.named || cut_records > 0);
+        let ending = Ending { untold_events: untold, cut };
         for attached in &mut self.sinks {
-            let tally = attached.sink.close(&untold);
+            let tally = attached.sink.close(&ending);
             attached.tell_trouble(say);
             self.tally.sinks.push(tally);
         }

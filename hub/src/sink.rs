@@ -4,7 +4,7 @@
 //! traced program or another sink. A sink is an implementation of [`Sink`]:
 //!
 //! ```
-//! use callsight_hub::{Batch, Losses, SessionMeta, Sink, SinkTally};
+//! use callsight_hub::{Batch, Ending, SessionMeta, Sink, SinkTally};
 //!
 //! /// Counts calls and keeps nothing.
 //! #[derive(Default)]
@@ -20,7 +20,7 @@
 //!     fn write(&mut self, batch: &Batch<'_>) {
 //!         self.0.stored_events += batch.hook_events();
 //!     }
-//!     fn close(&mut self, _untold: &Losses) -> SinkTally {
+//!     fn close(&mut self, _ending: &Ending) -> SinkTally {
 //!         std::mem::take(&mut self.0)
 //!     }
 //! }
@@ -98,6 +98,15 @@ pub struct SinkTally {
     pub segments: u32,
 }
 
+/// How a session ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// What was lost on the way here and stands in no note of the events.
+    pub untold_events: Losses,
+    /// The stream broke off: what its sender still held is lost and not counted.
+    pub cut: bool,
+}
+
 /// A destination of events. See the [module](self) for an example.
 pub trait Sink: Send {
     /// What it is called in messages.
@@ -126,6 +135,6 @@ pub trait Sink: Send {
         None
     }
 
-    /// Ends. `untold` is what was lost on the way here and stands in no note of the events.
-    fn close(&mut self, untold: &Losses) -> SinkTally;
+    /// Ends, and gives the account.
+    fn close(&mut self, ending: &Ending) -> SinkTally;
 }

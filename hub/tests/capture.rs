@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use callsight_format::*;
 use callsight_hub::capture::{CaptureDir, CaptureLimits, CaptureSink};
 use callsight_hub::stream::{Item, Sender, StreamEnd};
-use callsight_hub::{Batch, Losses, Session, SessionMeta, Sink, SinkTally, Tally};
+use callsight_hub::{Batch, Ending, Session, SessionMeta, Sink, SinkTally, Tally};
 use common::*;
 
 const ORDER: ByteOrder = ByteOrder::Big;
@@ -26,7 +26,7 @@ fn capture(dir: &Path, limits: CaptureLimits, batches: &[Vec<u8>]) -> SinkTally 
     for batch in batches {
         sink.write(&Batch::new(batch, ORDER));
     }
-    sink.close(&Losses::default())
+    sink.close(&Ending::default())
 }
 
 /// Runs a session with a capture over items.
@@ -195,7 +195,7 @@ fn a_session_whose_sink_cannot_begin_says_which() {
         fn write(&mut self, _: &Batch<'_>) {
             panic!("given events without a beginning");
         }
-        fn close(&mut self, _: &Losses) -> SinkTally {
+        fn close(&mut self, _: &Ending) -> SinkTally {
             SinkTally::default()
         }
     }

@@ -5,7 +5,7 @@ mod common;
 
 use callsight_format::*;
 use callsight_hub::capture::{CaptureDir, CaptureLimits, CaptureSink};
-use callsight_hub::{Batch, Losses, SessionMeta, Sink};
+use callsight_hub::{Batch, Ending, SessionMeta, Sink};
 use common::*;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -32,7 +32,7 @@ fn a_full_disk_leaves_whole_events_the_reason_and_the_count() {
             sink.write(&Batch::new(&calls(1, 100, order), order));
         }
         assert!(sink.trouble().is_some(), "{limit}");
-        let tally = sink.close(&Losses::default());
+        let tally = sink.close(&Ending::default());
         let events = events_of(&path);
         assert!(path.metadata().expect("a file").len() <= limit);
         assert_eq!(hooks(&events) as u64, tally.stored_events);

@@ -58,7 +58,10 @@ impl Shell {
 
     /// Runs a bash script that stops at the first command to fail.
     pub fn run(&self, script: &str) -> Ran {
-        self.command(Command::new("bash").args(["-e", "-o", "pipefail", "-c", script]), script)
+        // What hangs is ended, so that the test says what it was.
+        let mut timeout = Command::new("timeout");
+        timeout.args(["--kill-after=5", "300", "bash", "-e", "-o", "pipefail", "-c", script]);
+        self.command(&mut timeout, script)
     }
 
     /// Runs a script that has to succeed.

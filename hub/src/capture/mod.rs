@@ -22,7 +22,7 @@ pub(crate) use tail::note_events;
 
 use crate::sink::hook_events;
 use crate::stream::Sender;
-use crate::{Batch, Losses, SessionMeta, Sink, SinkTally};
+use crate::{Batch, Ending, Losses, SessionMeta, Sink, SinkTally};
 use segment::Segment;
 use tail::{StopMark, TAIL_BYTES, Tail};
 
@@ -176,14 +176,15 @@ impl CaptureSink {
         self.tally.dropped_events.add(stop.cause, replaced_events);
         self.stop = Some(stop);
         // For the case that nobody lives to call `close`.
-        let _ = self.write_tail(&Losses::default());
+        let _ = self.write_tail(&Losses::default(), false);
     }
 
     /// Writes the last records; where they stand depends on whether storing was stopped.
-    fn write_tail(&mut self, losses: &Losses) -> io::Result<()> {
-        let nothing_to_tell = losses.sum() == 0 && self.stop.is_none();
+    fn write_tail(&mut self, losses: &Losses, cut: bool) -> io::Result<()> {
+        let nothing_to_tell = losses.sum() == 0 && !cut && self.stop.is_none();
         let tail = Tail {
             losses: *losses,
+            cut,
             // Some readers know the closing anchor only as the last record.
             clock: self.last_clock.filter(|_| !(nothing_to_tell && self.ends_with_clock)),
             stop: self.stop.as_ref().map(|stop| stop.mark),
@@ -238,11 +239,12 @@ impl Sink for CaptureSink {
         self.stop.as_ref().map(|stop| stop.reason.as_str())
     }
 
-    fn close(&mut self, untold: &Losses) -> SinkTally {
-        let losses = untold.plus(&self.tally.dropped_events);
-        if let (Err(error), None) = (self.write_tail(&losses), &self.stop) {
+    fn close(&mut self, ending: &Ending) -> SinkTally {
+        let losses = ending.untold_events.plus(&self.tally.dropped_events);
+        if let (Err(error), None) = (self.write_tail(&losses, ending.cut), &self.stop) {
             self.stop(self.write_failed(&error));
-            let _ = self.write_tail(&untold.plus(&self.tally.dropped_events));
+            let losses = ending.untold_events.plus(&self.tally.dropped_events);
+            let _ = self.write_tail(&losses, ending.cut);
         }
         self.tally.segments = self.segments;
         std::mem::take(&mut self.tally)

@@ -4,14 +4,15 @@
 
 use callsight_format::{
     CAUSES, EVENT_BYTES, Event, KIND_MARKER, LOSS_NOTE_BYTES, LossNote, NOTE_LOSS, NOTE_PADDING,
-    note_records, note_words,
+    NOTE_STOP, StopReason, note_records, note_words,
 };
 
 use crate::Losses;
 
-/// Room that the longest tail takes: a loss note of every cause, the clock, the stop marker.
+/// Room that the longest tail takes: a loss note of every cause, the note of a cut stream, the
+/// clock, the stop marker.
 pub(super) const TAIL_BYTES: u64 =
-    ((CAUSES * note_records(LOSS_NOTE_BYTES) + 2) * EVENT_BYTES) as u64;
+    ((CAUSES * note_records(LOSS_NOTE_BYTES) + note_records(4) + 2) * EVENT_BYTES) as u64;
 
 /// A marker of format version 2 that says why a capture ends early.
 #[derive(Clone, Copy)]
@@ -23,6 +24,8 @@ pub(super) struct StopMark {
 /// What the last records say.
 pub(super) struct Tail {
     pub losses: Losses,
+    /// Whether the stream broke off.
+    pub cut: bool,
     /// The latest clock anchor, again.
     pub clock: Option<Event>,
     pub stop: Option<StopMark>,
@@ -37,8 +40,11 @@ impl Tail {
             let note = LossNote { cause: cause as u32, events, first: 0, last: 0 };
             note_events(NOTE_LOSS, &note.to_bytes(), self.ts, 0).collect::<Vec<_>>()
         });
+        let reason = (StopReason::Cut as u32).to_le_bytes();
+        let cut =
+            self.cut.then(|| note_events(NOTE_STOP, &reason, self.ts, 0)).into_iter().flatten();
         let stop = self.stop.map(|mark| self.marker(mark.code, mark.payload));
-        notes.chain(self.clock).chain(stop).collect()
+        notes.chain(cut).chain(self.clock).chain(stop).collect()
     }
 
     /// The records in exactly `slots` slots: padding before them, or without the first ones.
