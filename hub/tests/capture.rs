@@ -202,3 +202,24 @@ fn a_session_whose_sink_cannot_begin_says_which() {
     let failed = Session::start(&meta(1), vec![Box::new(Broken)]).err().expect("a failure");
     assert_eq!((failed.0.as_str(), failed.1.kind()), ("broken", std::io::ErrorKind::StorageFull));
 }
+
+#[test]
+fn a_stream_that_broke_off_says_so_in_its_capture() {
+    let reasons = |items: Vec<Item<'_>>| -> Vec<u32> {
+        let dir = tempfile::tempdir().expect("a folder");
+        session(dir.path(), items);
+        let mut notes = NoteAssembler::default();
+        let events = events_of(&segments(dir.path())[0]);
+        let pieces = events.iter().filter_map(NotePiece::of);
+        pieces.filter_map(|piece| reason_of(notes.push(&piece)?)).collect()
+    };
+    fn reason_of((code, note): (u64, &[u8])) -> Option<u32> {
+        (code == NOTE_STOP).then(|| ByteOrder::Little.u32(note, 0)).flatten()
+    }
+    let sent = calls(3, 10, ORDER);
+    let sender = || Item::Sender(Sender::default());
+    assert_eq!(reasons(vec![sender(), Item::Events(&sent)]), [StopReason::Cut as u32]);
+    assert_eq!(reasons(vec![sender(), Item::Events(&sent), Item::End(StreamEnd::default())]), []);
+    // An old sender never says that it is done.
+    assert_eq!(reasons(vec![Item::Events(&sent)]), []);
+}
