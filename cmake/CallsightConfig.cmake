@@ -47,9 +47,10 @@ include("${CMAKE_CURRENT_LIST_DIR}/CallsightSelection.cmake")
 # target `<target>.instr`, part of `all` if <target> is, that makes `<file>.instr`, a symbolic link
 # beside the executable.
 #
-# <target> is an executable or a library (static, shared, module or object) of this project. A
-# second call for the same target does nothing; so does any call without -DCALLSIGHT=ON. Any other
-# argument is an error.
+# <target> is an executable or a library (static, shared, module or object) of this project. The
+# work is done at the end of the current directory (by CMake 3.16 to 3.18 outside the top one: at
+# once). A second call for the same target does nothing; so does any call without -DCALLSIGHT=ON.
+# Any other argument is an error.
 function(callsight_instrument target)
   if(ARGC GREATER 1)
     message(FATAL_ERROR
@@ -72,7 +73,12 @@ function(callsight_instrument target)
       "it must be an executable or a static, shared, module or object library of this project")
   endif()
   if(CALLSIGHT)
-    _callsight_instrument("${target}")
+    # Later, so that sources are seen that are still to be added.
+    set_property(DIRECTORY APPEND PROPERTY CALLSIGHT_TARGETS "${target}")
+    _callsight_defer(deferred)
+    if(NOT deferred)
+      _callsight_instrument("${target}")
+    endif()
   endif()
 endfunction()
 
@@ -88,7 +94,12 @@ function(callsight_instrument_project)
   endif()
   if(CALLSIGHT)
     set_property(DIRECTORY PROPERTY CALLSIGHT_INSTRUMENTS TRUE)
-    _callsight_defer()
+    _callsight_defer(deferred)
+    if(NOT deferred)
+      message(WARNING
+        "callsight: CMake ${CMAKE_VERSION} cannot instrument ${CMAKE_CURRENT_SOURCE_DIR} as a "
+        "whole inside another project: use CMake 3.19, or callsight_instrument(<target>)")
+    endif()
   endif()
 endfunction()
 
@@ -97,29 +108,43 @@ endfunction()
 set_property(GLOBAL PROPERTY CALLSIGHT_TYPES
   "^(EXECUTABLE|STATIC_LIBRARY|SHARED_LIBRARY|MODULE_LIBRARY|OBJECT_LIBRARY)$")
 
+# What callsight.cmake in a project calls: `folder` is where it lies, in the project's folder `root`.
+# Of projects within projects, the selection of the outermost holds for all.
+function(_callsight_adopt folder root)
+  get_property(selection GLOBAL PROPERTY CALLSIGHT_SELECTION_FILE)
+  if(NOT selection)
+    set_property(GLOBAL PROPERTY CALLSIGHT_SELECTION_FILE "${folder}/callsight.toml")
+    set_property(GLOBAL PROPERTY CALLSIGHT_SELECTION_ROOT "${root}")
+  endif()
+  if(EXISTS "${folder}/trace_stream.c")
+    _callsight_keep_drain_out("${folder}")
+  endif()
+  callsight_instrument_project()
+endfunction()
+
 # A project that globs its sources recursively finds the drain among them, which is a program of its
 # own: takes it out of targets that have other sources too. `folder` is where the drain lies.
 function(_callsight_keep_drain_out folder)
   set_property(DIRECTORY PROPERTY CALLSIGHT_DRAIN "${folder}")
-  _callsight_defer()
+  _callsight_defer(deferred)
 endfunction()
 
-# Sees to it that _callsight_finish() is called once, at the end of the current directory.
-function(_callsight_defer)
+# Sees to it that _callsight_finish() is called once, at the end of the current directory; FALSE
+# where this CMake cannot.
+function(_callsight_defer result)
   get_property(deferred DIRECTORY PROPERTY CALLSIGHT_DEFERRED)
-  if(deferred)
-    return()
+  if(NOT deferred)
+    set(deferred TRUE)
+    if(NOT CMAKE_VERSION VERSION_LESS 3.19)
+      cmake_language(DEFER CALL _callsight_end_of_directory)
+    elseif(CMAKE_CURRENT_SOURCE_DIR STREQUAL CMAKE_SOURCE_DIR)
+      variable_watch(CMAKE_CURRENT_LIST_DIR _callsight_list_dir_changed)
+    else()
+      set(deferred FALSE)
+    endif()
+    set_property(DIRECTORY PROPERTY CALLSIGHT_DEFERRED ${deferred})
   endif()
-  set_property(DIRECTORY PROPERTY CALLSIGHT_DEFERRED TRUE)
-  if(NOT CMAKE_VERSION VERSION_LESS 3.19)
-    cmake_language(DEFER CALL _callsight_end_of_directory)
-  elseif(CMAKE_CURRENT_SOURCE_DIR STREQUAL CMAKE_SOURCE_DIR)
-    variable_watch(CMAKE_CURRENT_LIST_DIR _callsight_list_dir_changed)
-  elseif(CALLSIGHT)
-    message(WARNING
-      "callsight: CMake ${CMAKE_VERSION} cannot instrument ${CMAKE_CURRENT_SOURCE_DIR} as a whole "
-      "inside another project: use CMake 3.19, or callsight_instrument(<target>)")
-  endif()
+  set(${result} ${deferred} PARENT_SCOPE)
 endfunction()
 
 # Goes to the end of the queue once more: behind calls that the project itself has deferred.
@@ -139,14 +164,18 @@ endfunction()
 function(_callsight_finish)
   get_property(drain DIRECTORY PROPERTY CALLSIGHT_DRAIN)
   get_property(instruments DIRECTORY PROPERTY CALLSIGHT_INSTRUMENTS)
+  get_property(chosen DIRECTORY PROPERTY CALLSIGHT_TARGETS)
   _callsight_targets_below("${CMAKE_CURRENT_SOURCE_DIR}" targets)
-  foreach(target IN LISTS targets)
-    if(drain)
+  if(drain)
+    foreach(target IN LISTS targets)
       _callsight_drop_drain("${target}" "${drain}")
-    endif()
-    if(instruments)
-      _callsight_instrument("${target}")
-    endif()
+    endforeach()
+  endif()
+  if(instruments)
+    list(APPEND chosen ${targets})
+  endif()
+  foreach(target IN LISTS chosen)
+    _callsight_instrument("${target}")
   endforeach()
   if(instruments)
     _callsight_report()

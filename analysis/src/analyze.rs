@@ -70,9 +70,9 @@ impl<'o> Analysis<'o> {
         capture: &Capture,
     ) -> Analysis<'o> {
         // Processes that share the start of a clock share its rate.
-        let anchors = capture.groups.iter().zip(surveys).flat_map(|(group, survey)| {
+        let anchors = capture.groups.iter().zip(surveys).filter_map(|(group, survey)| {
             let Origin { t0_ticks, t0_ns, .. } = group.origin;
-            survey.anchors.iter().map(move |anchor| (t0_ticks, t0_ns, *anchor))
+            survey.last_anchor.map(|anchor| (t0_ticks, t0_ns, anchor))
         });
         let mut doubts = Doubts::default();
         capture.notices.iter().for_each(|notice| doubts.say(notice.clone()));
@@ -229,6 +229,9 @@ impl<'o> Analysis<'o> {
                 Mode::Mixed
             }
         };
+        if report.mode == Mode::Events && report.events == 0 {
+            self.doubts.say("there is no enter and no exit in these files".into());
+        }
         if report.mode != Mode::Events {
             self.doubts.say(
                 "totals from summary files count every level of a recursion, and their percentiles \

@@ -49,8 +49,10 @@ pub struct EdgeKey {
     pub callee: usize,
     /// Row of the calling function.
     pub caller: Option<usize>,
-    /// Module and address in its file of the return address; `None` for an inlined callee.
+    /// Module and address in its file of the return address, where there is one.
     pub site: Option<(ModuleId, u64)>,
+    /// Whether there is none because the callee was inlined.
+    pub inlined: bool,
 }
 
 /// A path of rows.
@@ -188,7 +190,8 @@ impl Assembly {
             (self.module(target, mapping), edge.site.wrapping_sub(bias))
         });
         let row = |function: FunctionId| rows[function as usize];
-        let key = EdgeKey { callee: row(edge.callee), caller: edge.caller.map(row), site };
+        let (callee, inlined) = (row(edge.callee), edge.inlined);
+        let key = EdgeKey { callee, caller: edge.caller.map(row), site, inlined };
         let sum = self.edges.entry(key).or_default();
         sum.0 += edge.calls;
         sum.1 += target.clock.duration_ns(edge.total_ticks);

@@ -40,6 +40,8 @@ pub struct Binary {
     pub path: PathBuf,
     /// Its GNU build-id; may be empty.
     pub build_id: Vec<u8>,
+    /// Whether it has its full symbol table, so that each function is in it.
+    pub has_symbols: bool,
     segments: Vec<(u64, u64)>,
     /// 32-bit ARM marks Thumb code by an odd address.
     thumb: bool,
@@ -59,6 +61,7 @@ impl Binary {
         Ok(Binary {
             path: path.to_path_buf(),
             build_id: file.build_id().ok().flatten().unwrap_or_default().to_vec(),
+            has_symbols: file.symbols().any(|symbol| rank(&symbol).is_some()),
             segments: segments.collect(),
             thumb: file.architecture() == Architecture::Arm,
         })

@@ -47,8 +47,9 @@ pub struct Life {
     stack: Stack,
     /// Events lost since its last call: perhaps those of the next life under its thread id.
     lost_since_call: u64,
-    /// Whether its last record is the one an orderly end leaves.
-    closing: bool,
+    /// Time of the last clock anchor, while it may be the one an orderly end leaves: the others
+    /// stand before an event whose clock was read first.
+    closing_anchor: Option<u64>,
 }
 
 /// Matches all calls of `group`.
@@ -106,7 +107,9 @@ impl Visitor for Matcher<'_> {
             life.first_ticks = event.ts;
         }
         life.events += 1;
-        life.closing = false;
+        if life.closing_anchor.is_some_and(|anchor| event.ts <= anchor) {
+            life.closing_anchor = None;
+        }
         life.lost_since_call = 0;
         match event.kind {
             KIND_ENTER => life.stack.enter(event, tables),
@@ -116,9 +119,14 @@ impl Visitor for Matcher<'_> {
     }
 
     fn mark(&mut self, event: &Event) {
-        let Some(life) = self.known_life(event.tid) else { return };
-        life.stack.alive(event.ts);
-        life.closing = event.func == MARK_CLOCK;
+        // Servers write markers too, as nobody's. An anchor may be all that is left of the thread
+        // that ended the process.
+        if event.func == MARK_CLOCK && event.tid != 0 {
+            let index = self.life_of(event.tid);
+            let life = &mut self.matched.lives[index];
+            life.stack.alive(event.ts);
+            life.closing_anchor = Some(event.ts);
+        }
     }
 
     fn note(&mut self, tid: u32, ts: u64, code: u64, bytes: &[u8]) {
@@ -257,7 +265,7 @@ impl Matched<'_> {
             life.last_ticks = stack.now();
         }
         life.tally = stack.tally;
-        self.ended[life.process] |= life.closing;
+        self.ended[life.process] |= life.closing_anchor.is_some();
     }
 }
 

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::assembly::{Assembly, EdgeKey, RowSum};
-use crate::elf::{Location, Name};
+use crate::elf::{Binary, Location, Name};
 use crate::modules::{Finder, Module, ModuleId, Source};
 use crate::report::{CallerRow, Durations, PathRow, Report, Row};
 use crate::tool;
@@ -90,7 +90,7 @@ fn name_rows(
             found = told.into_iter().zip(found).map(|(told, own)| better(told, own)).collect();
         }
         if assembly.modules.list()[module].assumed {
-            drop_wrong_names(&binary.path, &mut found)?;
+            drop_wrong_names(binary, &mut found)?;
         }
         indexes.into_iter().zip(found).for_each(|(index, name)| names[index] = name);
     }
@@ -102,12 +102,12 @@ fn name_rows(
 ///
 /// # Errors
 /// [`Error::OtherProgram`].
-fn drop_wrong_names(path: &Path, names: &mut [Name]) -> Result<(), Error> {
+fn drop_wrong_names(binary: &Binary, names: &mut [Name]) -> Result<(), Error> {
     let all = names.len();
-    let is_wrong = |name: &&mut Name| name.name.is_some() && !name.exact;
+    let is_wrong = |name: &&mut Name| !name.exact && (name.name.is_some() || binary.has_symbols);
     let wrong: Vec<&mut Name> = names.iter_mut().filter(is_wrong).collect();
     if wrong.len() * 2 > all {
-        return Err(Error::OtherProgram { path: path.to_path_buf(), wrong: wrong.len(), all });
+        return Err(Error::OtherProgram { path: binary.path.clone(), wrong: wrong.len(), all });
     }
     wrong.into_iter().for_each(|name| *name = Name::default());
     Ok(())
@@ -219,8 +219,7 @@ fn callers(
     for (edge, (calls, total_ns)) in edges {
         let location = edge.site.and_then(|site| lines.get(&site).cloned().flatten());
         let caller = edge.caller.map(|caller| place[caller]);
-        let sum =
-            sums.entry((place[edge.callee], caller, edge.site.is_none(), location)).or_default();
+        let sum = sums.entry((place[edge.callee], caller, edge.inlined, location)).or_default();
         sum.0 += calls;
         sum.1 += total_ns;
     }
@@ -230,7 +229,7 @@ fn callers(
             callee,
             caller,
             location,
-            inlined: inlined && caller.is_some(),
+            inlined,
             calls,
             total_ns: total_ns.round() as u64,
         })

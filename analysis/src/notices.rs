@@ -29,6 +29,7 @@ pub struct Doubts {
     wrapped_segments: u64,
     wrapped_events: u64,
     missing_segments: u64,
+    ignored_module_changes: u64,
     oddities: Oddities,
     seen: BTreeSet<String>,
     lines: Vec<String>,
@@ -60,6 +61,7 @@ impl Doubts {
         self.wrapped_events = self.wrapped_events.saturating_add(survey.wrapped_events);
         self.missing_segments += survey.missing_segments;
         self.add_oddities(&survey.oddities);
+        self.ignored_module_changes += survey.ignored_module_changes;
         let name = group.name();
         if group.wrapped && survey.wrapped_segments == 0 {
             self.say(format!("{name}: older segments were rotated away; its beginning is missing"));
@@ -223,6 +225,7 @@ impl Doubts {
 
     fn say_oddities(&mut self) {
         let odd = std::mem::take(&mut self.oddities);
+        let ignored_changes = self.ignored_module_changes;
         let mut say = |count: u64, what: &str| {
             if count > 0 {
                 self.say(format!("{count} {what}"));
@@ -233,6 +236,10 @@ impl Doubts {
         say(odd.unknown_markers, "markers of an unknown meaning were skipped");
         say(odd.broken_notes, "notes are incomplete and were skipped");
         say(odd.counter_records, "records of hardware counters were skipped");
+        say(
+            ignored_changes,
+            "modules that came or went are not followed; functions may have a wrong module",
+        );
     }
 }
 

@@ -3,8 +3,6 @@
 //! A plugin may be mapped where another one was before. A load is noticed late, so a module holds
 //! from the moment its addresses were last given up. Knows nothing of ELF files.
 
-use std::cmp::Reverse;
-
 /// A module at some addresses for some time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
@@ -74,52 +72,22 @@ impl AddressSpace {
     /// Puts events, each with its time and in any order, together.
     pub fn build(mut events: Vec<(u64, ModuleEvent)>) -> AddressSpace {
         events.sort_by_key(|(ts, _)| *ts);
-        let mut space = AddressSpace::default();
-        let mut gone: Vec<(u64, u64, u64)> = Vec::new();
+        let mut builder = Builder::default();
         for (ts, event) in events {
             match event {
                 ModuleEvent::Gone { base, end } => {
-                    space.close(base, end, ts);
-                    gone.push((ts, base, end));
+                    builder.close(base, end, ts);
+                    builder.gone.push((ts, base, end));
                 }
-                ModuleEvent::Loaded(mapping) => space.load(mapping, ts, &gone),
+                ModuleEvent::Loaded(mapping) => builder.load(mapping, ts),
             }
         }
-        space.mappings.sort_by_key(|mapping| (mapping.base, Reverse(mapping.from)));
-        space
+        AddressSpace { mappings: builder.mappings }
     }
 
     /// A space in which everything belongs to one module.
     pub fn whole(bias: u64, path: &[u8]) -> AddressSpace {
         AddressSpace { mappings: vec![Mapping::new(0, u64::MAX, bias, b"", path)] }
-    }
-
-    fn load(&mut self, mut mapping: Mapping, ts: u64, gone: &[(u64, u64, u64)]) {
-        let known = |open: &Mapping| open.to == u64::MAX && open.same_module(&mapping);
-        if mapping.base >= mapping.end || self.mappings.iter().any(known) {
-            return;
-        }
-        // Another module still open there was given up unnoticed, at the latest now.
-        let replaced = self.close(mapping.base, mapping.end, ts);
-        let last_gone = gone.iter().rev().find(|(_, base, end)| mapping.overlaps(*base, *end));
-        mapping.from = match (replaced, last_gone) {
-            (true, _) => ts,
-            (false, Some((gone_at, _, _))) => *gone_at,
-            (false, None) => 0,
-        };
-        self.mappings.push(mapping);
-    }
-
-    /// Ends what is open in `base..end`; says whether anything was.
-    fn close(&mut self, base: u64, end: u64, ts: u64) -> bool {
-        let mut any = false;
-        for open in self.mappings.iter_mut() {
-            if open.to == u64::MAX && open.overlaps(base, end) {
-                open.to = ts;
-                any = true;
-            }
-        }
-        any
     }
 
     /// Whether no module is known.
@@ -152,10 +120,57 @@ impl AddressSpace {
         self.holders(address).min_by_key(distance)
     }
 
+    /// From when to when a mapping held; the end is behind the last moment.
+    pub fn interval(&self, index: usize) -> (u64, u64) {
+        self.mappings.get(index).map_or((0, u64::MAX), |mapping| (mapping.from, mapping.to))
+    }
+
     fn holders(&self, address: u64) -> impl Iterator<Item = usize> + '_ {
         let holds = move |mapping: &Mapping| mapping.base <= address && address < mapping.end;
         let indexed = self.mappings.iter().enumerate();
         indexed.filter(move |(_, mapping)| holds(mapping)).map(|(index, _)| index)
+    }
+}
+
+#[derive(Default)]
+struct Builder {
+    mappings: Vec<Mapping>,
+    /// Numbers of those that hold now.
+    open: Vec<usize>,
+    /// `(time, base, end)` of what was given up.
+    gone: Vec<(u64, u64, u64)>,
+}
+
+impl Builder {
+    fn load(&mut self, mut mapping: Mapping, ts: u64) {
+        let known = self.open.iter().any(|open| self.mappings[*open].same_module(&mapping));
+        if mapping.base >= mapping.end || known {
+            return;
+        }
+        // Another module still open there was given up unnoticed, at the latest now.
+        let replaced = self.close(mapping.base, mapping.end, ts);
+        let last_gone = self.gone.iter().rev().find(|(_, base, end)| mapping.overlaps(*base, *end));
+        mapping.from = match (replaced, last_gone) {
+            (true, _) => ts,
+            (false, Some((gone_at, _, _))) => *gone_at,
+            (false, None) => 0,
+        };
+        self.open.push(self.mappings.len());
+        self.mappings.push(mapping);
+    }
+
+    /// Ends what is open in `base..end`; says whether anything was.
+    fn close(&mut self, base: u64, end: u64, ts: u64) -> bool {
+        let before = self.open.len();
+        let mappings = &mut self.mappings;
+        self.open.retain(|open| {
+            let overlaps = mappings[*open].overlaps(base, end);
+            if overlaps {
+                mappings[*open].to = ts;
+            }
+            !overlaps
+        });
+        self.open.len() < before
     }
 }
 

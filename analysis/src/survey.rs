@@ -16,6 +16,12 @@ use crate::clock::Anchor;
 use crate::space::{AddressSpace, Mapping, ModuleEvent};
 use crate::walk::{Oddities, Visitor, walk};
 
+/// Sentences of one kind that a group may say: more are of a damaged file.
+const MOST_SENTENCES: usize = 64;
+
+/// Changes of modules that are followed in one process. Repeated notes are no changes.
+const MOST_MODULE_CHANGES: usize = 1 << 16;
+
 /// A program that ran: what one process executed from start, fork or exec on.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
@@ -46,8 +52,8 @@ pub struct Survey {
     pub processes: Vec<Process>,
     /// The process of each process note, repeated ones too, in the order they stand in the group.
     pub announcements: Vec<usize>,
-    /// Clock anchors.
-    pub anchors: Vec<Anchor>,
+    /// The last clock anchor.
+    pub last_anchor: Option<Anchor>,
     /// Events lost, by cause, as the data tells.
     pub losses: [u64; CAUSES],
     /// Events lost with causes of a later version.
@@ -62,6 +68,8 @@ pub struct Survey {
     pub limits: Vec<(u64, u64)>,
     /// Why something was not recorded as asked: the process and its words.
     pub stops: Vec<(StopReason, String)>,
+    /// Changes of modules beyond those that are followed.
+    pub ignored_module_changes: u64,
     /// Segments that are not there.
     pub missing_segments: u64,
     /// What was odd in the files.
@@ -120,6 +128,8 @@ struct Surveyor {
     /// Module events of threads that had not said whose they are.
     orphans: Vec<(u64, ModuleEvent)>,
     current: FxHashMap<u32, usize>,
+    /// What was last said of the module at an address: each segment says all of them again.
+    told: FxHashMap<(usize, u64), Mapping>,
     /// Processes whose main thread has begun.
     begun: FxHashSet<usize>,
     clock_start: (u64, u64),
@@ -132,12 +142,19 @@ impl Visitor for Surveyor {
     fn mark(&mut self, event: &callsight_format::Event) {
         let survey = &mut self.survey;
         match event.func {
-            MARK_CLOCK => survey.anchors.push(Anchor { ticks: event.ts, ns: event.call_site }),
+            MARK_CLOCK => {
+                let anchor = Anchor { ticks: event.ts, ns: event.call_site };
+                if survey.last_anchor.is_none_or(|last| last.ticks < anchor.ticks) {
+                    survey.last_anchor = Some(anchor);
+                }
+            }
             MARK_WRAP => {
                 survey.wrapped_segments += 1;
                 survey.wrapped_events = survey.wrapped_events.saturating_add(event.call_site);
             }
-            MARK_BUDGET | MARK_NO_SPACE | MARK_WRITE_ERROR | MARK_MAX_EVENTS => {
+            MARK_BUDGET | MARK_NO_SPACE | MARK_WRITE_ERROR | MARK_MAX_EVENTS
+                if survey.limits.len() < MOST_SENTENCES =>
+            {
                 survey.limits.push((event.func, event.call_site));
             }
             _ => {}
@@ -228,9 +245,31 @@ impl Surveyor {
     }
 
     fn module(&mut self, tid: u32, ts: u64, event: ModuleEvent) {
-        match self.current.get(&tid) {
-            Some(index) => self.modules[*index].push((ts, event)),
-            None => self.orphans.push((ts, event)),
+        let process = self.current.get(&tid).copied();
+        if process.is_some_and(|process| self.is_repeated(process, &event)) {
+            return;
+        }
+        let events = match process {
+            Some(process) => &mut self.modules[process],
+            None => &mut self.orphans,
+        };
+        if events.len() >= MOST_MODULE_CHANGES {
+            self.survey.ignored_module_changes += 1;
+            return;
+        }
+        events.push((ts, event));
+    }
+
+    fn is_repeated(&mut self, process: usize, event: &ModuleEvent) -> bool {
+        match event {
+            ModuleEvent::Loaded(mapping) => {
+                let before = self.told.insert((process, mapping.base), mapping.clone());
+                before.as_ref() == Some(mapping)
+            }
+            ModuleEvent::Gone { base, .. } => {
+                self.told.remove(&(process, *base));
+                false
+            }
         }
     }
 
@@ -253,8 +292,10 @@ impl Surveyor {
         let Some(reason) = reasons.into_iter().find(|reason| *reason as u32 == number) else {
             return;
         };
-        let text = String::from_utf8_lossy(&bytes[4..]).into_owned();
-        self.survey.stops.push((reason, text));
+        if self.survey.stops.len() < MOST_SENTENCES {
+            let text = String::from_utf8_lossy(&bytes[4..]).into_owned();
+            self.survey.stops.push((reason, text));
+        }
     }
 
     fn finish(mut self, group: &Group) -> Survey {

@@ -64,8 +64,10 @@ pub struct Edge {
     pub callee: FunctionId,
     /// The function that called it; `None` where a thread began.
     pub caller: Option<FunctionId>,
-    /// Return address, 0 where the callee was inlined and there is none.
+    /// Return address in the caller; 0 where there is none.
     pub site: u64,
+    /// Whether there is none because the callee was inlined.
+    pub inlined: bool,
     /// Time at which the first of these calls began.
     pub first_ts: u64,
     /// Calls.
@@ -74,7 +76,7 @@ pub struct Edge {
     pub total_ticks: u64,
 }
 
-type EdgeKey = (FunctionId, Option<FunctionId>, u64);
+type EdgeKey = (FunctionId, Option<FunctionId>, u64, bool);
 
 /// See the file's first lines.
 #[derive(Debug)]
@@ -83,6 +85,8 @@ pub struct Tables<'s> {
     by_address: FxHashMap<u64, FunctionId>,
     /// Functions at addresses that belonged to several modules in turn.
     by_mapping: FxHashMap<(u64, usize), FunctionId>,
+    /// The last answer for such an address, and from when to when it holds.
+    by_interval: FxHashMap<u64, (u64, u64, FunctionId)>,
     /// The functions, by number.
     pub functions: Vec<Function>,
     /// Their numbers.
@@ -105,6 +109,7 @@ impl<'s> Tables<'s> {
             space,
             by_address: FxHashMap::default(),
             by_mapping: FxHashMap::default(),
+            by_interval: FxHashMap::default(),
             functions: Vec::new(),
             stats: Vec::new(),
             paths: detail.paths.then(PathTree::default),
@@ -139,13 +144,20 @@ impl<'s> Tables<'s> {
 
     #[cold]
     fn function_by_time(&mut self, address: u64, ts: u64) -> FunctionId {
-        let mapping = self.space.at(address, ts);
-        let key = (address, mapping.unwrap_or(usize::MAX));
-        if let Some(function) = self.by_mapping.get(&key) {
+        if let Some((from, to, function)) = self.by_interval.get(&address)
+            && (*from..*to).contains(&ts)
+        {
             return *function;
         }
-        let function = self.add(address, mapping);
+        let mapping = self.space.at(address, ts);
+        let key = (address, mapping.unwrap_or(usize::MAX));
+        let function = match self.by_mapping.get(&key) {
+            Some(function) => *function,
+            None => self.add(address, mapping),
+        };
         self.by_mapping.insert(key, function);
+        let (from, to) = mapping.map_or((0, 0), |mapping| self.space.interval(mapping));
+        self.by_interval.insert(address, (from, to, function));
         function
     }
 }
@@ -177,12 +189,14 @@ impl CallSink for Tables<'_> {
             call.node = paths.node(parent.map(|parent| parent.node), call.function);
         }
         if let Some(edges) = &mut self.edges {
-            let site = if is_inlined(call, parent) { 0 } else { call.site };
+            let inlined = is_inlined(call, parent);
+            let site = if inlined { 0 } else { call.site };
             let caller = parent.map(|parent| parent.function);
-            let key = (call.function, caller, site);
+            let key = (call.function, caller, site, inlined);
             call.edge = *edges.entry(key).or_insert_with(|| {
                 let (callee, first_ts) = (call.function, self.entered_ts);
-                let edge = Edge { callee, caller, site, first_ts, calls: 0, total_ticks: 0 };
+                let edge =
+                    Edge { callee, caller, site, inlined, first_ts, calls: 0, total_ticks: 0 };
                 self.edge_list.push(edge);
                 self.edge_list.len() as u32 - 1
             });
@@ -229,6 +243,7 @@ impl CallSink for Tables<'_> {
 fn is_inlined(call: &OpenCall, parent: Option<&OpenCall>) -> bool {
     parent.is_some_and(|parent| {
         let one_frame = call.frame_units != 0 && call.frame_units == parent.frame_units;
-        call.site == parent.site && (call.function != parent.function || one_frame)
+        let one_site = call.site != 0 && call.site == parent.site;
+        one_site && (call.function != parent.function || one_frame)
     })
 }

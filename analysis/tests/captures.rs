@@ -161,6 +161,24 @@ fn a_rotated_trace_says_that_its_beginning_is_missing() {
 }
 
 #[test]
+fn the_closing_anchor_of_a_thread_whose_calls_were_rotated_away_still_ends_the_process() {
+    let records = Records::default()
+        .again(9, 7, "/bin/app")
+        .thread(9, "enter a, exit a")
+        .mark(7, MARK_CLOCK, 4000);
+    let captures = [("trace.7.9.0.bin", records.file_mapped_of(ticks(1_000_000_000), 0))];
+    let report = Captures::new(&captures).analyze().expect("a report");
+    assert_eq!(report.processes[0].ended, Some(true));
+    assert_eq!(report.threads.len(), 1);
+}
+
+#[test]
+fn a_capture_without_calls_says_so() {
+    let report = report(Records::default().process(7, 7, "/bin/app").file_mapped(0));
+    assert_noticed(&report, "no enter and no exit");
+}
+
+#[test]
 fn limits_and_unknown_records_are_said() {
     let mut records = small().mark(7, MARK_BUDGET, 8 << 20).mark(7, 200, 0).mark(7, 9, 0);
     records.events.push(Event { ts: 5000, func: 1, kind: 77, tid: 7, ..Event::default() });

@@ -64,24 +64,24 @@ impl Program {
         found
     }
 
-    fn word(&self, verb: &str, name: &str, index: usize) -> String {
-        format!("{verb} @{}", BIAS + self.addresses(name)[index])
+    fn address(&self, name: &str, index: usize) -> u64 {
+        BIAS + self.addresses(name)[index]
     }
 
-    /// What the program does when it runs.
+    /// What the program does when it runs; the first helper as if it were inlined.
     fn calls(&self) -> String {
-        let step = |verb, name, index| self.word(verb, name, index);
+        let main = self.address("main", 0);
+        let outer = self.address("outer", 0);
+        let other = self.address("other", 0);
+        let (helper, other_helper) = (self.address("helper", 0), self.address("helper", 1));
+        let (in_main, in_outer, in_other) = (main + 9, outer + 9, other + 9);
         [
-            step("enter", "main", 0),
-            step("enter", "outer", 0),
-            step("enter", "helper", 0),
-            step("exit", "helper", 0),
-            step("enter", "other", 0),
-            step("enter", "helper", 1),
-            step("exit", "helper", 1),
-            step("exit", "other", 0),
-            step("exit", "outer", 0),
-            step("exit", "main", 0),
+            format!("enter @{main}"),
+            format!("enter @{outer} from {in_main}"),
+            format!("enter @{helper} from {in_main}, exit @{helper}"),
+            format!("enter @{other} from {in_outer}"),
+            format!("enter @{other_helper} from {in_other}, exit @{other_helper}"),
+            format!("exit @{other}, exit @{outer}, exit @{main}"),
         ]
         .join(", ")
     }
@@ -91,7 +91,7 @@ impl Program {
         let path = path.to_str().expect("a path in UTF-8");
         let records = Records::default()
             .again(7, 7, path)
-            .module(7, BIAS, 1 << 20, &self.build_id, path)
+            .module(7, BIAS, 1 << 24, &self.build_id, path)
             .process(7, 7, path)
             .name(7, "app")
             .thread(7, &self.calls());
@@ -185,7 +185,7 @@ fn a_library_of_another_build_has_no_names_rather_than_wrong_ones() {
     let library = rebuilt.path.to_str().expect("UTF-8");
     let records = Records::default()
         .process(7, 7, "/bin/app")
-        .module(7, BIAS, 1 << 20, &traced.build_id, library)
+        .module(7, BIAS, 1 << 24, &traced.build_id, library)
         .thread(7, &traced.calls());
     let captures = Captures::new(&[("trace.7.7.0.bin", records.file_mapped(0))]);
     let report = captures.analyze().expect("a report");

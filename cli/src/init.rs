@@ -59,7 +59,6 @@ fn report(planned: &Plan, args: &Args) {
     } else if args.dry_run {
         println!("nothing was written (--dry-run)");
     } else if args.prefix.is_none() && !args.undo {
-        let path = args.path.as_deref().unwrap_or(Path::new(".")).display();
-        println!("build with hooks: cmake -S {path} -B build-callsight -DCALLSIGHT=ON");
+        println!("build with hooks: cmake -DCALLSIGHT=ON, in a build folder of its own");
     }
 }

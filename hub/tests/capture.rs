@@ -219,7 +219,8 @@ fn a_stream_that_broke_off_says_so_in_its_capture() {
     let sent = calls(3, 10, ORDER);
     let sender = || Item::Sender(Sender::default());
     assert_eq!(reasons(vec![sender(), Item::Events(&sent)]), [StopReason::Cut as u32]);
-    assert_eq!(reasons(vec![sender(), Item::Events(&sent), Item::End(StreamEnd::default())]), []);
+    let whole = vec![sender(), Item::Events(&sent), Item::End(StreamEnd::default())];
+    assert!(reasons(whole).is_empty());
     // An old sender never says that it is done.
-    assert_eq!(reasons(vec![Item::Events(&sent)]), []);
+    assert!(reasons(vec![Item::Events(&sent)]).is_empty());
 }

@@ -60,7 +60,11 @@ fn plan_file(
         planned.set(path, old, Some(file.bytes));
         return Ok(());
     }
-    let Some(written) = written else { return Err(Error::Foreign { path }) };
+    let Some(written) = written else {
+        // A selection is the user's, whoever wrote it: one may be kept from an earlier time.
+        let is_selection = file.name == SELECTION;
+        return if is_selection { Ok(()) } else { Err(Error::Foreign { path }) };
+    };
     if file.name != SELECTION {
         planned.notes.push(format!(
             "{FOLDER}/{} was changed by hand and is kept; remove it and run init again for the \

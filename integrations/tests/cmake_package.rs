@@ -170,6 +170,18 @@ fn targets_are_selected_by_name() {
 }
 
 #[test]
+fn sources_added_after_the_call_are_selected_too() {
+    let project =
+        user("callsight_instrument(lib)\ntarget_sources(lib PRIVATE later.c left_out.c)\n");
+    project.write("later.c", "int later(void) { return 0; }\n");
+    project.write("left_out.c", "int left_out(void) { return 0; }\n");
+    project.write("callsight.toml", "[files]\nexclude = [\"left_out.c\"]\n");
+    let prefix = format!("-DCMAKE_PREFIX_PATH={}", moved_prefix(&project).display());
+    let build = project.build("hooks", &[&prefix, "-DCALLSIGHT=ON"]);
+    assert_eq!(members_with_hooks(&build.join("liblib.a")), ["lib.c.o", "later.c.o"]);
+}
+
+#[test]
 fn the_next_build_follows_an_edited_selection() {
     let project = selecting("");
     let build = project.build_with_hooks();

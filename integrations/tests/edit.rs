@@ -91,6 +91,9 @@ fn a_selection_that_was_edited_stays() {
     assert_eq!(said, ["callsight/callsight.toml stays: it was changed by hand"]);
     assert_eq!(project.read("CMakeLists.txt"), SIMPLE.as_bytes());
     assert_eq!(fs::read_dir(project.path("callsight")).expect("list").count(), 1);
+    // And another init takes it up again.
+    project.init();
+    assert!(project.read("callsight/callsight.toml").ends_with(b"[\"a.c\"]\n"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! The independent count: builds `hooks/count.c`, reads what it left, names functions by itself.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use object::{Object, ObjectSegment, ObjectSymbol, SymbolFlags, SymbolKind, elf};
@@ -133,18 +134,20 @@ fn function_names(module: &Path) -> BTreeMap<u64, String> {
     let file = object::File::parse(&*bytes).expect("an ELF file");
     let segments: Vec<_> =
         file.segments().map(|s| (s.address(), s.size(), s.file_range().0)).collect();
-    let symbols = || file.symbols().chain(file.dynamic_symbols());
-    // The resolver of an IFUNC shares its address with the name it resolves; it is what runs.
-    let functions = symbols().filter(|symbol| !is_ifunc(symbol));
-    for symbol in functions.chain(symbols().filter(is_ifunc)) {
+    let mut symbols: Vec<_> = file.symbols().chain(file.dynamic_symbols()).collect();
+    // Of names at one address the global one counts before the compiler's aliases; the name of an
+    // IFUNC comes last, since what runs there is its resolver.
+    symbols.sort_by_key(|symbol| (is_ifunc(symbol), symbol.is_local()));
+    for symbol in symbols {
         let (Ok(name), SymbolKind::Text) = (symbol.name(), symbol.kind()) else { continue };
         let address = symbol.address();
         let segment =
             segments.iter().find(|(start, size, _)| (*start..start + size).contains(&address));
         if let Some((start, _, offset)) = segment {
-            names.entry(address - start + offset).or_insert_with(|| demangled(name));
+            names.entry(address - start + offset).or_insert_with(|| name.to_owned());
         }
     }
+    demangle(&mut names);
     names
 }
 
@@ -153,7 +156,15 @@ fn is_ifunc<'f>(symbol: &impl ObjectSymbol<'f>) -> bool {
     st_info.st_type() == elf::STT_GNU_IFUNC
 }
 
-fn demangled(name: &str) -> String {
-    let symbol = cpp_demangle::Symbol::new(name).ok();
-    symbol.and_then(|symbol| symbol.demangle().ok()).unwrap_or_else(|| name.to_owned())
+/// Puts each name as binutils print it; ours come from another demangler.
+fn demangle(names: &mut BTreeMap<u64, String>) {
+    let mut command = Command::new("c++filt");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("c++filt");
+    let mangled: String = names.values().map(|name| format!("{name}\n")).collect();
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let writer = std::thread::spawn(move || stdin.write_all(mangled.as_bytes()));
+    let output = child.wait_with_output().expect("what c++filt says");
+    writer.join().expect("the writer").expect("hand the names over");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    names.values_mut().zip(text.lines()).for_each(|(name, line)| *name = line.to_owned());
 }

@@ -120,13 +120,18 @@ impl Program {
 
     /// Writes the sources into a fresh folder and builds `prog` there.
     pub fn build(&self, hooks: Hooks) -> Built {
+        let built = self.write();
+        self.rebuild(&built, hooks);
+        built
+    }
+
+    /// Only writes the sources into a fresh folder; the test builds `prog` in its own way.
+    pub fn write(&self) -> Built {
         let folder = TempDir::with_prefix("callsight-test-").expect("a temporary folder");
         for (name, text) in &self.files {
             std::fs::write(folder.path().join(name), text).expect("write a source");
         }
-        let built = Built { exe: folder.path().join("prog"), folder };
-        self.rebuild(&built, hooks);
-        built
+        Built { exe: folder.path().join("prog"), folder }
     }
 
     /// Builds `prog` once more from what is in the folder now.

@@ -25,12 +25,18 @@ pub struct Records {
 
 impl Records {
     /// Records of thread `tid` as `script` says: `enter a`, `exit a`, `wait 500`; functions are
-    /// letters, at the address of the letter times 16, or `@` and an address.
+    /// letters, at the address of the letter times 16, or `@` and an address; ` from 77` adds the
+    /// return address.
     pub fn thread(mut self, tid: u32, script: &str) -> Records {
         for step in script.split(", ") {
+            let (step, site) = step.split_once(" from ").unwrap_or((step, "0"));
             let (verb, what) = step.split_once(' ').expect("a verb and a word");
             match verb {
-                "enter" => self.push(tid, KIND_ENTER, address(what)),
+                "enter" => {
+                    self.push(tid, KIND_ENTER, address(what));
+                    let site = site.parse().expect("a number");
+                    self.events.last_mut().expect("one").call_site = site;
+                }
                 "exit" => self.push(tid, KIND_EXIT, address(what)),
                 "wait" => self.ts += what.parse::<u64>().expect("a number"),
                 other => panic!("{other} is no verb"),
