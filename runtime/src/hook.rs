@@ -42,8 +42,9 @@ pub unsafe extern "C" fn __cyg_profile_func_exit(func: usize, call_site: usize) 
 /// records in between then stands before this event, in slots as in time.
 #[inline(always)]
 unsafe fn record(func: usize, call_site: usize, kind: u8) {
-    let mask = PAGE.mask.load(Relaxed);
-    if mask == 0 {
+    // Not before this says so: thread-local storage may not exist yet.
+    let generation = PAGE.direct.load(Relaxed);
+    if generation == 0 {
         if !process::is_off() {
             // SAFETY: as for this function.
             unsafe { slow(func, call_site, kind, arch::stack_pointer()) };
@@ -53,9 +54,13 @@ unsafe fn record(func: usize, call_site: usize, kind: u8) {
     let stack_pointer = arch::stack_pointer();
     let ts = arch::ticks();
     let thread = threads::current();
+    let mask = process::window_mask();
     // SAFETY: the block is this thread's; a window it holds is mapped for writing; a slot
     // reserved is this hook's alone.
     unsafe {
+        if (*thread).generation != generation {
+            return slow(func, call_site, kind, stack_pointer);
+        }
         let mut at = (*thread).cursor;
         loop {
             if at & mask == 0 {
@@ -459,20 +464,23 @@ pub fn measure_cost() -> u64 {
     }
     let thread = threads::current();
     let calls = EVENTS - 1;
+    const TRIAL: u32 = u32::MAX;
     let mut best = u64::MAX;
     for _ in 0..3 {
         // SAFETY: only this thread stores directly while the process is being set up: others
         // have no window, and wait in `ensure_ready`.
         unsafe {
             (*thread).cursor = WINDOW.get() as usize + EVENT_BYTES;
-            PAGE.mask.store(EVENTS * EVENT_BYTES - 1, Relaxed);
+            (*thread).generation = TRIAL;
+            process::set_trial(EVENTS * EVENT_BYTES, TRIAL);
             let before = clock::now();
             for call in 0..calls {
                 __cyg_profile_func_enter(call, 0);
             }
             best = best.min(clock::now() - before);
-            PAGE.mask.store(0, Relaxed);
+            process::set_trial(EVENTS * EVENT_BYTES, 0);
             (*thread).cursor = 0;
+            (*thread).generation = 0;
         }
     }
     clock::short_ns(best) / calls as u64

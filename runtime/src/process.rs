@@ -22,9 +22,10 @@ use crate::{clock, config, file, hook, modules, notes, proc_fs, ring, stream, th
 #[cfg_attr(target_arch = "x86_64", repr(C, align(4096)))]
 #[cfg_attr(not(target_arch = "x86_64"), repr(C, align(65536)))]
 pub struct Page {
-    /// Bytes of a window less one while events may be stored directly; 0 sends every hook the
-    /// slow way: not set up, off, another clock than ticks, or late.
-    pub mask: AtomicUsize,
+    /// [`generation`] while events may be stored directly; 0 sends every hook the slow way: not
+    /// set up, off, another clock than ticks, or late. A thread whose block says another one has
+    /// a window of another process: a forked child may be set up by any of its threads.
+    pub direct: AtomicU32,
     /// [`UNKNOWN`], [`BUSY`] or [`READY`].
     phase: AtomicU32,
     /// Who sets the process up.
@@ -33,7 +34,7 @@ pub struct Page {
 
 /// See [`Page`].
 pub static PAGE: Page =
-    Page { mask: AtomicUsize::new(0), phase: AtomicU32::new(UNKNOWN), busy_tid: AtomicU32::new(0) };
+    Page { direct: AtomicU32::new(0), phase: AtomicU32::new(UNKNOWN), busy_tid: AtomicU32::new(0) };
 
 const UNKNOWN: u32 = 0;
 const BUSY: u32 = 1;
@@ -119,8 +120,15 @@ pub fn is_late() -> bool {
 }
 
 /// Bytes of a window less one.
+#[inline(always)]
 pub fn window_mask() -> usize {
     WINDOW_MASK.load(Relaxed)
+}
+
+/// For [`hook::measure_cost`]: windows of `bytes` bytes, stored to directly under `generation`.
+pub fn set_trial(bytes: usize, generation: u32) {
+    WINDOW_MASK.store(bytes - 1, Relaxed);
+    PAGE.direct.store(generation, Relaxed);
 }
 
 /// Where events go.
@@ -186,19 +194,14 @@ fn set_up() {
     SINK.store(sink as u32, Relaxed);
     // The file sink writes them at the head of each segment.
     OWES_MODULES.store(sink != Sink::File, Relaxed);
-    GENERATION.fetch_add(1, Relaxed);
-    let mask = match sink {
-        Sink::Ring => ring::page_bytes() - 1,
-        Sink::File | Sink::Stream => file::WINDOW_BYTES - 1,
+    let generation = GENERATION.fetch_add(1, Relaxed) + 1;
+    let window_bytes = match sink {
+        Sink::Ring => ring::page_bytes(),
+        Sink::File | Sink::Stream => file::WINDOW_BYTES,
     };
-    WINDOW_MASK.store(mask, Relaxed);
-    open_fast_path();
-}
-
-/// Lets hooks store directly, where the clock allows it.
-fn open_fast_path() {
-    let mask = if clock::is_ticks() { window_mask() } else { 0 };
-    PAGE.mask.store(mask, Release);
+    WINDOW_MASK.store(window_bytes - 1, Relaxed);
+    // Only ticks are read on the hot path.
+    PAGE.direct.store(if clock::is_ticks() { generation } else { 0 }, Release);
 }
 
 fn find_out_who(forked: bool) {
@@ -286,7 +289,7 @@ extern "C" fn close() {
         kind => {
             let _blocked = SignalsBlocked::new();
             LATE.store(true, Release);
-            PAGE.mask.store(0, Release);
+            PAGE.direct.store(0, Release);
             // A thread in the middle of a hook ends it within some instructions; if it does not
             // run just now, its slot is filled with padding that its own store then replaces.
             sys::yield_now();
