@@ -51,6 +51,8 @@
 #include "stream/hello.h"
 #include "stream/ring.h"
 #include "stream/pages.h"
+#include "stream/look.h"
+#include "stream/move.h"
 #include "stream/pool.h"
 #include "stream/bytes.h"
 

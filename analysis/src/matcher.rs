@@ -209,12 +209,19 @@ impl<'s> Matcher<'s> {
         if ProcessNote::parse(note).is_some_and(|note| note.flags & PROCESS_AGAIN != 0) {
             return;
         }
+        let process = process.unwrap_or(made_up).min(made_up);
         let mut lost_before = 0;
         if let Some(index) = self.by_tid.get(&tid) {
-            lost_before = self.matched.lives[*index].lost_since_call;
+            let before = &self.matched.lives[*index];
+            let is_main = self.survey.processes[process].pid == tid;
+            if is_main && before.process == process && !before.stack.is_open() {
+                // The main thread says it again: libc has zeroed what it knew of itself.
+                return;
+            }
+            lost_before = before.lost_since_call;
             self.matched.end_life(*index);
         }
-        self.add_life(tid, process.unwrap_or(made_up).min(made_up), lost_before);
+        self.add_life(tid, process, lost_before);
         self.current = None;
     }
 

@@ -6,9 +6,9 @@
 use callsight_format::{
     CAUSES, Cause, LossNote, MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP,
     MARK_WRITE_ERROR, ModuleNote, NOTE_LOSS, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PROCESS,
-    NOTE_STOP, PROCESS_AGAIN, PROCESS_FORKED, ProcessNote, StopReason,
+    NOTE_STOP, PROCESS_FORKED, ProcessNote, StopReason,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::capture::{Group, Segment};
@@ -130,8 +130,6 @@ struct Surveyor {
     current: FxHashMap<u32, usize>,
     /// What was last said of the module at an address: each segment says all of them again.
     told: FxHashMap<(usize, u64), Mapping>,
-    /// Processes whose main thread has begun.
-    begun: FxHashSet<usize>,
     clock_start: (u64, u64),
     wrapped: bool,
 }
@@ -204,7 +202,7 @@ impl Surveyor {
     fn process(&mut self, tid: u32, note: Option<ProcessNote<'_>>) {
         // An announcement that cannot be read still begins a life, of whom nobody knows.
         let index = match note {
-            Some(note) => self.find_or_add(tid, &note),
+            Some(note) => self.find_or_add(&note),
             None => usize::MAX,
         };
         self.survey.announcements.push(index);
@@ -213,20 +211,13 @@ impl Surveyor {
         }
     }
 
-    fn find_or_add(&mut self, tid: u32, note: &ProcessNote<'_>) -> usize {
+    fn find_or_add(&mut self, note: &ProcessNote<'_>) -> usize {
         let clock_start = self.clock_start;
         let same = self.survey.processes.iter().rposition(|known| {
             (known.pid, known.start, &known.exe[..]) == (note.pid, note.start, note.exe)
                 && known.clock_start == clock_start
         });
-        let begins = tid == note.pid && note.flags & PROCESS_AGAIN == 0;
-        // The main thread of a program begins once: twice is another program, after exec.
-        let index = same.filter(|index| !(begins && self.begun.contains(index)));
-        let index = index.unwrap_or_else(|| self.add(note));
-        if begins {
-            self.begun.insert(index);
-        }
-        index
+        same.unwrap_or_else(|| self.add(note))
     }
 
     fn add(&mut self, note: &ProcessNote<'_>) -> usize {

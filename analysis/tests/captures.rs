@@ -2,6 +2,7 @@
 
 mod common;
 
+use callsight_analysis::{Detail, Options};
 use callsight_format::{ByteOrder, Event, KIND_ENTER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, Origin};
 use common::{Captures, Records, assert_noticed, report, rows, ticks};
 
@@ -32,6 +33,26 @@ fn a_larger_header_is_skipped() {
     bytes[16] = 112;
     bytes.splice(80..80, [0xee; 32]);
     assert_eq!(rows(&report(bytes)), SMALL_ROWS);
+}
+
+#[test]
+fn recursion_counts_once_in_total_and_each_time_in_calls() {
+    let script = "enter r, enter s, enter r, exit r, exit s, exit r";
+    let report = report(Records::default().thread(7, script).file(ByteOrder::Little));
+    assert_eq!(rows(&report), "r 2 50/30, s 1 30/20");
+    let r = report.rows.iter().find(|row| row.calls == 2).and_then(|row| row.durations);
+    assert_eq!(r.map(|r| (r.min_ns, r.mean_ns, r.max_ns)), Some((10, 30, 50)));
+}
+
+#[test]
+fn the_cost_of_hooks_is_taken_off_so_that_self_times_still_sum_to_the_total() {
+    let origin = Origin { t0_ns: 5, hook_ns: 2, ..Origin::default() };
+    let captures =
+        Captures::new(&[("trace.7.7.0.bin", small().file_of(origin, ByteOrder::Little))]);
+    let options = Options { subtract_overhead: true, ..Options::default() };
+    let report = captures.analyze_with(&options).expect("a report");
+    assert_eq!(rows(&report), "a 1 40/24, b 2 16/16");
+    assert_noticed(&report, "2 ns a hook are taken off");
 }
 
 #[test]
@@ -270,8 +291,8 @@ fn a_long_trace_of_deep_recursion_is_linear() {
     }
     let records = Records { events, ..Records::default() };
     let captures = Captures::new(&[("trace.7.7.0.bin", records.file(ByteOrder::Little))]);
-    let detail = callsight_analysis::Detail { paths: true, callers: true };
-    let options = callsight_analysis::Options { detail, ..Default::default() };
+    let detail = Detail { paths: true, callers: true };
+    let options = Options { detail, ..Options::default() };
     let report = captures.analyze_with(&options).expect("a report");
     assert_eq!((report.rows[0].calls, report.rows[0].total_ns), (200_000, 199_999));
     let mut folded = Vec::new();

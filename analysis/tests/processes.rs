@@ -40,6 +40,17 @@ fn a_thread_id_that_is_handed_out_again_is_another_thread() {
 }
 
 #[test]
+fn a_main_thread_that_says_twice_who_it_is_is_one_thread() {
+    let records = Records::default()
+        .process(7, 7, "/bin/app")
+        .thread(7, "enter p, exit p")
+        .process(7, 7, "/bin/app")
+        .thread(7, "enter m, exit m");
+    let report = report(records.file_mapped(0));
+    assert_eq!((report.threads.len(), report.processes.len(), report.events), (1, 1, 4));
+}
+
+#[test]
 fn a_forked_child_leaves_what_its_parent_entered() {
     let files = [
         ("trace.7.7.0.bin", {
@@ -172,12 +183,12 @@ fn losses_are_told_by_cause_and_explain_what_is_missing() {
 #[test]
 fn losses_before_a_thread_says_who_it_is_explain_its_exits() {
     let records = Records::default()
-        .lost(7, 0, 3)
-        .process(7, 7, "/bin/app")
-        .thread(7, "exit a, enter b, exit b")
-        .lost(7, 0, 1)
-        .process(7, 7, "/bin/app")
-        .thread(7, "exit a, exit a");
+        .lost(9, 0, 3)
+        .process(9, 7, "/bin/app")
+        .thread(9, "exit a, enter b, exit b")
+        .lost(9, 0, 1)
+        .process(9, 7, "/bin/app")
+        .thread(9, "exit a, exit a");
     let report = report(records.file_mapped(0));
     assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (1, 2));
 }

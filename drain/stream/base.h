@@ -7,6 +7,7 @@
 #define SECOND 1000000000ull
 
 #define CONNECT_TRIES_NS (5 * SECOND)
+#define CLAIM_TRIES_NS (500 * MS)  /* a drain that was killed may not be quite dead yet */
 #define HALF_MADE_NS (2 * SECOND)  /* a ring without a header: its maker is slow, or dead */
 #define UNSTORED_NS (1 * SECOND)   /* a reserved slot of a live thread that nobody stores to */
 #define OVER_NS (200 * MS)         /* a forking daemon's child attaches at its first hook */

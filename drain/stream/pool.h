@@ -1,7 +1,7 @@
 /* Version 3 of the ring: who is attached, what was lost, and when it is over.
  *
  * In: the entries of processes and writers. Out: entries of the dead freed, their untold losses
- * told, the counts, and the end of the ring. Pages are moved by pages.h.
+ * told, the counts, and the end of the ring. Pages are moved by move.h.
  */
 
 /* ---- The lock for attaching and detaching --------------------------------------------------- */
@@ -130,11 +130,24 @@ static void tell_untold(struct pool *pool, uint32_t index)
         chunk_note(pool, &rest);
 }
 
+/* A writer killed between counting a drop and numbering it: its pages and drops tell the number. */
+static void number_last_drop(struct pool *pool, uint32_t index)
+{
+    struct callsight_ring_writer *writer = writer_at(pool, index);
+    const struct slot *slot = &pool->slots[index];
+    uint64_t emitted = total_dropped(writer);
+    if (slot->pid == writer->pid && slot->start == writer->start)
+        emitted = slot->next + (emitted - slot->lost_total);
+    if (writer->emitted < emitted)
+        writer->emitted = emitted;
+}
+
 /* Gives a writer's slot back: its losses told, its counts added to the retired ones. */
 static void free_writer(struct pool *pool, uint32_t index)
 {
     struct callsight_ring_writer *writer = writer_at(pool, index);
     struct callsight_ring_control *control = pool->ring->control;
+    number_last_drop(pool, index);
     tell_untold(pool, index);
     chunk_send(pool);
     __atomic_fetch_add(&control->retired_emitted, writer->emitted, __ATOMIC_RELEASE);

@@ -187,8 +187,12 @@ static int ring_wait(struct ring *ring)
 /* One drain a ring: the lock on the file ends with its holder, `drain_pid` is for others to see. */
 static void ring_claim(struct ring *ring)
 {
-    if (flock(ring->file, LOCK_EX | LOCK_NB) != 0)
-        ring_refuse(ring, "another trace_stream is reading it");
+    uint64_t end = now_ns() + CLAIM_TRIES_NS;
+    while (flock(ring->file, LOCK_EX | LOCK_NB) != 0) {
+        if (now_ns() > end)
+            ring_refuse(ring, "another trace_stream is reading it");
+        nap(5 * MS);
+    }
     if (ring->version != CALLSIGHT_RING_VERSION)
         return;
     uint32_t *pid = &ring->control->drain_pid;

@@ -222,10 +222,10 @@ fn a_version_script_that_may_hide_the_hooks_is_warned_about() {
 
 #[test]
 fn odd_paths_do_not_matter() {
-    // CMake's own Makefiles broke at a `#` before.
-    let source =
-        if cmake_is_at_least(3, 18) { "sub dir/a,b (2)#é.c" } else { "sub dir/a,b (2)é.c" };
-    for generator in ["Unix Makefiles", "Ninja"] {
+    // Makefiles by CMake before 3.18 break at a `$` and a `#`, whoever wrote the project.
+    let all = ["Ninja", "Unix Makefiles"];
+    let generators = if cmake_is_at_least(3, 18) { &all[..] } else { &all[..1] };
+    for generator in generators {
         let project = Project::in_folder(
             "my proj, v2 (é) $x",
             &[
@@ -236,7 +236,7 @@ fn odd_paths_do_not_matter() {
                      add_executable(prog ${SRCS})\n",
                 ),
                 ("main.c", "int a(void);\nint main(void) { return a(); }\n"),
-                (source, "int a(void) { return 0; }\n"),
+                ("sub dir/a,b (2)#é.c", "int a(void) { return 0; }\n"),
             ],
         );
         let build = project.init().build("hooks", &["-G", generator, "-DCALLSIGHT=ON"]);

@@ -83,7 +83,8 @@ impl Block {
 /// A line without what differs from run to run: numbers, units of time, widths of columns.
 fn normalized(line: &str) -> String {
     let mut words = String::new();
-    for word in line.split_whitespace() {
+    let is_unit = |word: &&str| ["ns", "us", "µs", "ms", "s"].contains(word);
+    for word in line.split_whitespace().filter(|word| !is_unit(word)) {
         let bare = word.trim_end_matches(['n', 'u', 'µ', 'm', 's']);
         let is_time = bare.ends_with(|c: char| c.is_ascii_digit());
         let mut last = ' ';

@@ -5,6 +5,7 @@ mod arguments;
 mod bytes;
 mod compile;
 mod hostile;
+mod kills;
 mod pool;
 mod restart;
 mod support;

@@ -105,6 +105,11 @@ impl Server {
         self.captures.lock().expect("no panic").get(index).cloned().unwrap_or_default()
     }
 
+    /// How many records stream `index` has brought so far.
+    pub fn events(&self, index: usize) -> usize {
+        self.captures.lock().expect("no panic").get(index).map_or(0, |c| c.events.len())
+    }
+
     /// Stream `index`, when it has ended.
     pub fn whole(&self, index: usize) -> Capture {
         self.wait(index, "the stream ends", |capture| capture.closed)

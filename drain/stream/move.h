@@ -1,0 +1,185 @@
+/* Version 3 of the ring: from the slots of a page to the chunk.
+ *
+ * In: `order`. Out: each writer's records in its own order, with a loss note where a slot was
+ * reserved and never stored.
+ */
+
+/* Copies whole events from `read` on, as far as they and the chunk reach. */
+static void copy_events(struct pool *pool, uint32_t index)
+{
+    struct page *page = &pool->pages[index];
+    struct stream *stream = pool->stream;
+    const unsigned char *bytes = page_bytes_at(pool, index);
+    uint32_t end = pool->ring->layout.page_bytes, from = page->read;
+    size_t room = sizeof stream->raw - stream->raw_bytes;
+    uint64_t ts;
+    while (page->read < end && room >= EVENT_BYTES && (ts = slot_ts(bytes + page->read)) != 0) {
+        unsigned char *out = stream->raw + stream->raw_bytes;
+        memcpy(out, bytes + page->read, EVENT_BYTES);
+        memcpy(out, &ts, sizeof ts);
+        stream->raw_bytes += EVENT_BYTES;
+        room -= EVENT_BYTES;
+        page->read += EVENT_BYTES;
+        page->last_ts = ts;
+    }
+    pool->chunk_records += (page->read - from) / EVENT_BYTES;
+    if (page->read != from)
+        page_pend(pool, index);
+}
+
+/* How many slots from `at` on have no time; `count` when none has. */
+static uint32_t unstored(const unsigned char *at, uint32_t count)
+{
+    uint32_t run = 0;
+    while (run < count && slot_ts(at + (size_t)run * EVENT_BYTES) == 0)
+        run++;
+    return run;
+}
+
+/* How many slots from `at` on have no time, but some other word. */
+static uint32_t half_stored(const unsigned char *at, uint32_t count)
+{
+    static const unsigned char nothing[EVENT_BYTES];
+    uint32_t run = 0;
+    while (run < count && memcmp(at + (size_t)run * EVENT_BYTES, nothing, EVENT_BYTES) != 0)
+        run++;
+    return run;
+}
+
+/* Whether the page has waited long enough for the slot at `read`. */
+static int page_waited(struct pool *pool, struct page *page)
+{
+    if (page->stuck_at != page->read) {
+        page->stuck_at = page->read;
+        page->stuck_since_ns = pool->now_ns;
+    }
+    if (pool->now_ns - page->stuck_since_ns >= UNSTORED_NS)
+        return 1;
+    pool->stuck++;
+    return 0;
+}
+
+/* How many records the writer put into a page that it has left for another: the number of the
+ * other tells. 0 when there is no other; if `page` is retired full, there is one by then. */
+static uint64_t records_put(const struct pool *pool, const struct page *page)
+{
+    uint64_t next = UINT64_MAX, lost_total = 0;
+    for (uint32_t index = 0; index < pool->ring->layout.page_count; index++) {
+        const struct callsight_page_header *header = page_header(pool, index);
+        uint64_t owner = __atomic_load_n(&header->owner, __ATOMIC_ACQUIRE);
+        uint32_t pid = __atomic_load_n(&header->pid, __ATOMIC_ACQUIRE);
+        if ((owner & ~CALLSIGHT_PAGE_RETIRED) != (uint64_t)page->slot + 1 || pid != page->pid
+            || header->start != page->start || header->first <= page->first
+            || header->first >= next)
+            continue;
+        next = header->first;
+        lost_total = header->lost_total;
+    }
+    return next == UINT64_MAX ? 0 : next - page->first - (lost_total - page->lost_total);
+}
+
+/* Of the slots from `read` on, which all have no time: how many were reserved for an event. */
+static uint32_t reserved_last(const struct pool *pool, uint32_t index, int dead)
+{
+    const struct page *page = &pool->pages[index];
+    uint32_t slots = (pool->ring->layout.page_bytes - page->read) / EVENT_BYTES;
+    uint64_t used = (page->read - PAGE_START) / EVENT_BYTES;
+    uint64_t put = records_put(pool, page);
+    if (put > used)
+        return put - used < slots ? (uint32_t)(put - used) : slots;
+    /* Killed while it stored: what it had reserved shows only by what it had stored of it. */
+    return dead && !page->retired
+               ? half_stored(page_bytes_at(pool, index) + page->read, slots) : 0;
+}
+
+/* Looks behind an unstored slot at `read`: returns how many slots to give up, and sets `over` when
+ * nothing more will come. */
+static uint32_t torn_slots(struct pool *pool, uint32_t index, int dead)
+{
+    struct page *page = &pool->pages[index];
+    const unsigned char *at = page_bytes_at(pool, index) + page->read;
+    uint32_t slots = (pool->ring->layout.page_bytes - page->read) / EVENT_BYTES;
+    int left = dead || page->retired;
+    uint32_t seen = left || slots < NESTED_HOOKS ? slots : NESTED_HOOKS;
+    uint32_t gap = unstored(at, seen);
+    if (gap < seen)
+        return dead || page_waited(pool, page) ? gap : 0;
+    if (!left)
+        return 0;
+    uint32_t reserved = reserved_last(pool, index, dead);
+    if (reserved > 0 && !dead && !page_waited(pool, page))
+        return 0;
+    page->over = 1;
+    return reserved;
+}
+
+/* Takes note that all of a page is in the chunk, and of the number its successor will have. */
+static void page_end(struct pool *pool, uint32_t index)
+{
+    const struct page *page = &pool->pages[index];
+    struct slot *slot = &pool->slots[page->slot];
+    uint64_t next = page->first + (page->read - PAGE_START) / EVENT_BYTES;
+    if (!same_writer(slot, page) || next > slot->next) {
+        slot->pid = page->pid;
+        slot->tid = page->tid;
+        slot->start = page->start;
+        slot->next = next;
+        slot->lost_total = page->lost_total;
+        memcpy(slot->lost_before, page->lost_before, sizeof slot->lost_before);
+    }
+    slot->last_ts = page->last_ts;
+    page_pend(pool, index);
+}
+
+/* Moves what a page holds into the chunk; 0 when an event of it is still to come, and the
+ * writer's next page must wait. */
+static int page_move(struct pool *pool, uint32_t index)
+{
+    struct page *page = &pool->pages[index];
+    uint32_t end = pool->ring->layout.page_bytes;
+    /* Both before the slots are read: what is unstored after that stays so. */
+    int dead = is_dead(page->pid, page->start, pool->now_ns);
+    uint64_t owner = __atomic_load_n(&page_header(pool, index)->owner, __ATOMIC_ACQUIRE);
+    page->retired = (owner & CALLSIGHT_PAGE_RETIRED) != 0;
+    while (!page->over) {
+        chunk_room(pool, EVENT_BYTES);
+        copy_events(pool, index);
+        if (page->read == end || slot_ts(page_bytes_at(pool, index) + page->read) != 0) {
+            if (page->read == end)
+                break;
+            continue; /* the chunk is full */
+        }
+        uint32_t torn = torn_slots(pool, index, dead);
+        if (torn == 0)
+            break;
+        note_torn(pool, page, torn);
+        page->read += torn * EVENT_BYTES;
+        page_pend(pool, index);
+    }
+    page->over |= page->read == end && (page->retired || dead);
+    if (page->over)
+        page_end(pool, index);
+    return page->over || page->read == end;
+}
+
+/* Moves everything there is at this moment. */
+static void pool_pass(struct pool *pool, int at_all)
+{
+    pool->now_ns = now_ns();
+    pool->moved = pool->stuck = 0;
+    pool->look++;
+    pool->out_of_step = 0;
+    look(pool, at_all, 0);
+    /* A page may have been claimed, filled and left behind the look, and its successor seen. */
+    if (pool->out_of_step)
+        look(pool, 1, 1);
+    sort_pages(pool);
+    const struct page *waiting = NULL;
+    for (uint32_t at = 0; at < pool->order_count; at++) {
+        const struct page *page = &pool->pages[pool->order[at]];
+        int behind = waiting != NULL && waiting->slot == page->slot && waiting->tid == page->tid;
+        if (!behind && !page_move(pool, pool->order[at]))
+            waiting = page;
+    }
+    chunk_send(pool);
+}
