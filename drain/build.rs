@@ -41,8 +41,7 @@ const ZSTD_RULES: Rules =
     Rules { kept: &[], left_out: &["zstdmt_compress.h", "zstd_trace.h"], strip: true };
 
 /// These two stay files of their own.
-const DRAIN_RULES: Rules =
-    Rules { kept: &["trace_shm.h", "zstd.h"], left_out: &[], strip: false };
+const DRAIN_RULES: Rules = Rules { kept: &["trace_shm.h", "zstd.h"], left_out: &[], strip: false };
 
 const SETTINGS: &str = "
 #define DEBUGLEVEL 0
@@ -94,7 +93,8 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 /// `text` as the inner lines of a C comment.
 fn commented(text: &str) -> String {
-    let line = |line: &str| format!(" * {}", line.replace("*/", "* /")).trim_end().to_owned() + "\n";
+    let line =
+        |line: &str| format!(" * {}", line.replace("*/", "* /")).trim_end().to_owned() + "\n";
     text.lines().map(line).collect()
 }
 

@@ -70,7 +70,7 @@ static const char usage[] =
  * another ring or because we were told to stop. */
 static int wait_for_process(const struct ring *ring)
 {
-    while (__atomic_load_n(&ring->header->t0_ns, __ATOMIC_ACQUIRE) == 0) {
+    while (load64(&ring->header->t0_ns) == 0) {
         if (stop_asked || ring_is_gone(ring))
             return 0;
         nap(MS);

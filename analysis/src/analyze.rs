@@ -8,6 +8,7 @@ use crate::Error;
 use crate::assembly::Assembly;
 use crate::capture::{Capture, Group};
 use crate::clock::{Anchor, Clock};
+use crate::code::CodeFiles;
 use crate::matcher::{Life, Matched, match_calls};
 use crate::modules::Finder;
 use crate::naming::put_rows;
@@ -42,9 +43,10 @@ pub fn analyze(paths: &[PathBuf], options: &Options) -> Result<Report, Error> {
         capture.groups.iter().map(Survey::of).collect::<Result<_, _>>()?;
     inherit_modules(&mut surveys);
     check_exes(&finder, &surveys)?;
+    let files = CodeFiles::new(&finder);
     let mut analysis = Analysis::new(options, &finder, &surveys, &capture);
     for (group, survey) in capture.groups.iter().zip(&surveys) {
-        analysis.add_group(group, survey)?;
+        analysis.add_group(group, survey, &files)?;
     }
     for path in &capture.summaries {
         analysis.add_summary(path);
@@ -96,7 +98,12 @@ impl<'o> Analysis<'o> {
         Clock::of_ticks(origin, self.anchors.iter().filter(same).map(|entry| entry.2))
     }
 
-    fn add_group(&mut self, group: &Group, survey: &Survey) -> Result<(), Error> {
+    fn add_group(
+        &mut self,
+        group: &Group,
+        survey: &Survey,
+        files: &CodeFiles<'_>,
+    ) -> Result<(), Error> {
         let Some(clock) = self.clock(&group.origin, group.in_ticks()) else {
             self.doubts.say(format!(
                 "left out: {}: its times are clock ticks, and neither its header nor an anchor \
@@ -105,7 +112,7 @@ impl<'o> Analysis<'o> {
             ));
             return Ok(());
         };
-        let matched = match_calls(group, survey, self.options.detail)?;
+        let matched = match_calls(group, survey, files, self.options.detail)?;
         self.files_used[0] += group.segments.len();
         for (process, tables) in survey.processes.iter().zip(&matched.tables) {
             self.assembly.add_process(group, process, &clock, tables);

@@ -160,21 +160,17 @@ impl Assembly {
     }
 
     fn module(&mut self, target: &Target<'_>, mapping: Option<&Mapping>) -> ModuleId {
-        let assumed = !target.process.modules_known;
         let Some(mapping) = mapping else {
             let key = ModuleKey::None(target.number);
             return self.modules.add(Module { key, path: Vec::new(), main: false, assumed: false });
         };
-        let key = if !mapping.build_id.is_empty() {
-            ModuleKey::BuildId(mapping.build_id.clone())
-        } else if !mapping.path.is_empty() {
-            ModuleKey::Path(mapping.path.clone())
-        } else {
+        let module = Module::of(mapping, target.process).unwrap_or_else(|| {
             let group = target.group;
-            ModuleKey::Unnamed(unnamed(self.one_program, &group.origin, group.id))
-        };
-        let main = assumed || mapping.path == target.process.exe;
-        self.modules.add(Module { key, path: mapping.path.clone(), main, assumed })
+            let unnamed = unnamed(self.one_program, &group.origin, group.id);
+            let key = ModuleKey::Unnamed(unnamed);
+            Module { key, path: Vec::new(), main: true, assumed: true }
+        });
+        self.modules.add(module)
     }
 
     fn add_edge(&mut self, target: &Target<'_>, tables: &Tables<'_>, edge: &Edge, rows: &[usize]) {

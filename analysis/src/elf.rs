@@ -81,6 +81,24 @@ impl Binary {
         pairs.map(|(address, symbol)| name(*address, symbol, debug.as_ref())).collect()
     }
 
+    /// Start and end of all functions in the symbol table, in order.
+    pub fn functions(&self) -> Vec<(u64, u64)> {
+        let Ok(file) = File::open(&self.path) else { return Vec::new() };
+        let cache = ReadCache::new(file);
+        let Ok(file) = object::File::parse(&cache) else { return Vec::new() };
+        let mut functions: Vec<(u64, u64)> = file
+            .symbols()
+            .filter(|symbol| rank(symbol).is_some() && symbol.size() > 0)
+            .map(|symbol| {
+                let start = self.code(symbol.address());
+                (start, start.saturating_add(symbol.size()))
+            })
+            .collect();
+        functions.sort_unstable();
+        functions.dedup_by_key(|(start, _)| *start);
+        functions
+    }
+
     /// The line of each call that returns to one of `sites`.
     pub fn call_lines(&self, sites: &[u64]) -> Vec<Option<Location>> {
         let debug = self.debug_info();

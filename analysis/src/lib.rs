@@ -1,6 +1,6 @@
 //! Captures to answers: reads event files, matches enters and exits, names functions, adds up.
 //!
-//! [`analyze`] takes directories or files and gives a [`Report`], which is plain data and can
+//! [`analyze()`] takes directories or files and gives a [`Report`], which is plain data and can
 //! write itself as text, JSON, folded stacks or a table of callers. Works in two passes with a
 //! fixed buffer: memory follows from functions, paths and threads, not from the length of a trace.
 //!
@@ -14,6 +14,7 @@ mod analyze;
 mod assembly;
 mod capture;
 mod clock;
+mod code;
 mod demangle;
 mod elf;
 mod error;

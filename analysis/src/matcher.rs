@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::capture::{Group, Segment};
+use crate::code::{CodeFiles, CodeMap};
 use crate::stack::{Stack, Tally};
 use crate::survey::Survey;
 use crate::tables::{Detail, Tables};
@@ -59,9 +60,11 @@ pub struct Life {
 pub fn match_calls<'s>(
     group: &Group,
     survey: &'s Survey,
+    files: &'s CodeFiles<'s>,
     detail: Detail,
 ) -> Result<Matched<'s>, Error> {
-    let tables = survey.processes.iter().map(|process| Tables::new(&process.space, detail));
+    let processes = survey.processes.iter();
+    let tables = processes.map(|process| Tables::new(CodeMap::new(process, files), detail));
     let mut matcher = Matcher {
         survey,
         // Of rotated traces the beginning is missing: any exit may be of a call begun there.

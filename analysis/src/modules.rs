@@ -11,6 +11,8 @@ use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::elf::{Binary, to_hex};
+use crate::space::Mapping;
+use crate::survey::Process;
 
 /// Number of a module in [`Modules`].
 pub type ModuleId = usize;
@@ -43,6 +45,18 @@ pub struct Module {
 }
 
 impl Module {
+    /// The module of a mapping; `None` where the capture says nothing of it.
+    pub fn of(mapping: &Mapping, process: &Process) -> Option<Module> {
+        let key = match (mapping.build_id.is_empty(), mapping.path.is_empty()) {
+            (false, _) => ModuleKey::BuildId(mapping.build_id.clone()),
+            (true, false) => ModuleKey::Path(mapping.path.clone()),
+            (true, true) => return None,
+        };
+        let assumed = !process.modules_known;
+        let main = assumed || mapping.path == process.exe;
+        Some(Module { key, path: mapping.path.clone(), main, assumed })
+    }
+
     /// Its path for people.
     pub fn path_text(&self) -> String {
         String::from_utf8_lossy(&self.path).chars().filter(|c| !c.is_control()).collect()

@@ -55,7 +55,12 @@ impl Doubts {
             }
         }
         if survey.other_losses > 0 {
-            *report.losses.entry("unknown cause".into()).or_default() += survey.other_losses;
+            let sum = report.losses.entry("unknown".into()).or_default();
+            *sum = sum.saturating_add(survey.other_losses);
+        }
+        if survey.wrapped_events > 0 {
+            let sum = report.losses.entry("wrapped".into()).or_default();
+            *sum = sum.saturating_add(survey.wrapped_events);
         }
         self.wrapped_segments += survey.wrapped_segments;
         self.wrapped_events = self.wrapped_events.saturating_add(survey.wrapped_events);

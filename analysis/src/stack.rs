@@ -17,6 +17,8 @@ pub trait CallSink {
     fn function(&mut self, address: u64, ts: u64) -> FunctionId;
     /// The same, of a function that may never have been entered.
     fn known_function(&self, address: u64, ts: u64) -> Option<FunctionId>;
+    /// Address of the function that makes the call which returns to `site`; 0 where unknown.
+    fn caller(&mut self, site: u64) -> u64;
     /// A call begins, inside `parent`. The sink may put its own numbers into `call`.
     fn opened(&mut self, call: &mut OpenCall, parent: Option<&OpenCall>);
     /// A call is over.
@@ -119,6 +121,7 @@ impl Stack {
         self.advance(event.ts);
         let frame_units = event.frame_units();
         self.close_frames_left_behind(frame_units, before, sink);
+        self.close_callees_left_behind(event, before, sink);
         let function = sink.function(event.func, event.ts);
         self.open.add(function);
         let mut call = OpenCall {
@@ -210,6 +213,42 @@ impl Stack {
             }
             self.skip_top(at, sink);
         }
+    }
+
+    /// Calls that a longjmp or an exception left may lie lower in the stack than the next call, but
+    /// that one tells who made it: whatever that function had called before is over.
+    fn close_callees_left_behind<S: CallSink>(&mut self, event: &Event, at: u64, sink: &mut S) {
+        let Some(top) = self.calls.last() else { return };
+        // The same place again: the body of the new call is inlined in that of the open one.
+        if event.frame_units() == 0 || event.call_site == top.site {
+            return;
+        }
+        let caller = sink.caller(event.call_site);
+        if caller == 0 || caller == top.address {
+            return;
+        }
+        let Some(function) = sink.known_function(caller, event.ts) else { return };
+        if self.open.of(function) == 0 {
+            return;
+        }
+        if let Some(kept) = self.calls_kept_by(function, event.frame_units()) {
+            while self.calls.len() > kept {
+                self.skip_top(at, sink);
+            }
+        }
+    }
+
+    /// How many calls are still open when the nearest open call of `function` makes one at
+    /// `units`: itself, those around it, those inlined in it. `None` where another stack is
+    /// involved, or the place does not fit.
+    fn calls_kept_by(&self, function: FunctionId, units: u32) -> Option<usize> {
+        let nearest = self.calls.iter().rposition(|call| call.function == function)?;
+        let caller = &self.calls[nearest];
+        let below = |units: u32| is_gone(units, caller.frame_units);
+        let inlined = self.calls[nearest + 1..].iter().take_while(|call| call.site == caller.site);
+        let kept = nearest + 1 + inlined.count();
+        let all_below = self.calls[kept..].iter().all(|call| below(call.frame_units));
+        (all_below && below(units)).then_some(kept)
     }
 
     fn close_frames_above<S: CallSink>(&mut self, function: FunctionId, at: u64, sink: &mut S) {

@@ -22,6 +22,9 @@ impl CallSink for Recorder {
     fn known_function(&self, address: u64, _ts: u64) -> Option<FunctionId> {
         Some(address as FunctionId)
     }
+    fn caller(&mut self, site: u64) -> u64 {
+        site / 100
+    }
     fn opened(&mut self, _call: &mut OpenCall, _parent: Option<&OpenCall>) {
         self.open += 1;
     }
@@ -48,8 +51,9 @@ impl Recorder {
     }
 }
 
-/// Runs `script`: `enter a`, `enter a @ 400` (stack pointer), `exit a`, `lost 3`; the clock moves
-/// by 10 at each step, `wait 500` moves it on, `back 3` turns it back.
+/// Runs `script`: `enter a`, `enter a @ 400` (stack pointer), `enter a by m1 @ 400` (from the first
+/// place in `m`), `exit a`, `lost 3`; the clock moves by 10 at each step, `wait 500` moves it on,
+/// `back 3` turns it back.
 fn run(script: &str, forked: bool) -> (Recorder, Tally) {
     let (mut stack, mut recorder, mut ts) = (Stack::new(forked), Recorder::default(), 10_000u64);
     for step in script.split(", ").filter(|step| !step.is_empty()) {
@@ -58,7 +62,14 @@ fn run(script: &str, forked: bool) -> (Recorder, Tally) {
         let units = if words.contains(&"@") { number() as u32 / 16 } else { 0 };
         let func = u64::from(words[1].as_bytes()[0]);
         let [low, middle, high, _] = units.to_le_bytes();
-        let mut event = Event { func, frame: [low, middle, high], ..Event::default() };
+        let call_site = match words.get(2..4) {
+            Some(["by", place]) => {
+                let [function, number] = place.as_bytes() else { panic!("{place} is no place") };
+                u64::from(*function) * 100 + u64::from(*number)
+            }
+            _ => 0,
+        };
+        let mut event = Event { func, call_site, frame: [low, middle, high], ..Event::default() };
         ts += 10;
         event.ts = ts;
         match words[0] {
@@ -123,6 +134,29 @@ fn a_call_from_an_older_frame_closes_the_frames_a_longjmp_left() {
 fn inlined_functions_share_a_frame() {
     let tally = check("enter a @ 800, enter b @ 800, exit b, exit a", "a(b)");
     assert_eq!(tally, Tally::default());
+}
+
+#[test]
+fn a_call_shows_that_what_its_caller_called_before_is_over() {
+    // `t` threw through `s`; `n` needs more stack than they did, but `m` made the call.
+    let script = "enter m @ 900, enter s by m1 @ 800, enter t by s1 @ 700, \
+                  enter n by m2 @ 600, exit n, exit m";
+    let tally = check(script, "m(s(t) n)");
+    assert_eq!((tally.skipped_calls, tally.unmatched_exits), (2, 0));
+}
+
+#[test]
+fn a_call_out_of_an_inlined_function_closes_nothing() {
+    let script = "enter m @ 900, enter f by m1 @ 800, enter g by m1 @ 800, enter k by f1 @ 700, \
+                  exit k, exit g, exit f, exit m";
+    assert_eq!(check(script, "m(f(g(k)))"), Tally::default());
+}
+
+#[test]
+fn a_call_on_another_stack_closes_nothing_there() {
+    let script = "enter m @ 900, enter f by m1 @ 800, enter c @ 9000000, enter g by f1 @ 700, \
+                  exit g, exit c, exit f, exit m";
+    assert_eq!(check(script, "m(f(c(g)))"), Tally::default());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::code::CodeMap;
 use crate::histogram::Histogram;
 use crate::paths::PathTree;
 use crate::space::{AddressSpace, Hit};
@@ -79,9 +80,9 @@ pub struct Edge {
 type EdgeKey = (FunctionId, Option<FunctionId>, u64, bool);
 
 /// See the file's first lines.
-#[derive(Debug)]
 pub struct Tables<'s> {
     space: &'s AddressSpace,
+    code: CodeMap<'s>,
     by_address: FxHashMap<u64, FunctionId>,
     /// Functions at addresses that belonged to several modules in turn.
     by_mapping: FxHashMap<(u64, usize), FunctionId>,
@@ -103,10 +104,11 @@ pub struct Tables<'s> {
 const BY_TIME: FunctionId = FunctionId::MAX;
 
 impl<'s> Tables<'s> {
-    /// Empty tables of a process with these modules.
-    pub fn new(space: &'s AddressSpace, detail: Detail) -> Tables<'s> {
+    /// Empty tables of a process with this code.
+    pub fn new(code: CodeMap<'s>, detail: Detail) -> Tables<'s> {
         Tables {
-            space,
+            space: code.space(),
+            code,
             by_address: FxHashMap::default(),
             by_mapping: FxHashMap::default(),
             by_interval: FxHashMap::default(),
@@ -181,6 +183,11 @@ impl CallSink for Tables<'_> {
             }
             function => Some(function),
         }
+    }
+
+    #[inline]
+    fn caller(&mut self, site: u64) -> u64 {
+        self.code.caller(site)
     }
 
     #[inline]

@@ -88,13 +88,17 @@ impl Program {
 
     /// A capture of a run of ours, which says that it is of the program at `path`.
     fn capture(&self, path: &Path) -> Captures {
+        self.capture_of(path, &self.calls())
+    }
+
+    fn capture_of(&self, path: &Path, calls: &str) -> Captures {
         let path = path.to_str().expect("a path in UTF-8");
         let records = Records::default()
             .again(7, 7, path)
             .module(7, BIAS, 1 << 24, &self.build_id, path)
             .process(7, 7, path)
             .name(7, "app")
-            .thread(7, &self.calls());
+            .thread(7, calls);
         Captures::new(&[("trace.7.7.0.bin", records.file_mapped(0))])
     }
 
@@ -104,6 +108,15 @@ impl Program {
         let records = Records::default().thread(7, &self.calls());
         Captures::new(&[("trace.7.7.0.bin", records.file_of(origin, ByteOrder::Little))])
     }
+}
+
+fn folded(report: &Report) -> String {
+    let mut out = Vec::new();
+    report.write_folded(&mut out, 0).expect("written");
+    let text = String::from_utf8(out).expect("UTF-8");
+    let mut paths: Vec<&str> = text.lines().filter_map(|line| line.rsplit(' ').nth(1)).collect();
+    paths.sort_unstable();
+    paths.join(" ")
 }
 
 fn with_exe(path: &Path) -> Options {
@@ -221,6 +234,26 @@ fn a_foreign_capture_refuses_a_program_that_does_not_fit() {
     let moved = Program::new(1, &["-fpatchable-function-entry=64,64"]);
     let error = program.foreign_capture().analyze_with(&with_exe(&moved.path)).expect_err("misfit");
     assert!(matches!(error, Error::OtherProgram { .. }), "{error}");
+}
+
+#[test]
+fn a_call_is_inside_the_function_its_return_address_lies_in() {
+    let program = Program::new(1, &[]);
+    let main = program.address("main", 0);
+    let (outer, other) = (program.address("outer", 0), program.address("other", 0));
+    // `outer` is left without an exit, then `main` calls `other`, which has the larger frame.
+    let calls = format!(
+        "enter @{main} sp 4096, enter @{outer} from {} sp 3200, enter @{other} from {} sp 1600, \
+         exit @{other}, exit @{main}",
+        main + 9,
+        main + 10
+    );
+    let detail = Detail { paths: true, callers: false };
+    let options = Options { detail, ..Options::default() };
+    let captures = program.capture_of(&program.path, &calls);
+    let report = captures.analyze_with(&options).expect("a report");
+    assert_eq!(folded(&report), "main main;other");
+    assert_eq!((report.totals.skipped_calls, report.totals.unmatched_exits), (1, 0));
 }
 
 #[test]

@@ -26,6 +26,53 @@
 #define PAGE_START CALLSIGHT_PAGE_HEADER_BYTES
 #define MAX_SLOTS (2 * CALLSIGHT_RING_MAX_PAGES)
 
+/* ---- Words that others change meanwhile ----------------------------------------------------- */
+
+/* The layouts keep them aligned; on i386 the compiler must be told. */
+typedef uint64_t aligned_word __attribute__((aligned(8)));
+
+static uint32_t load32(const uint32_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static uint64_t load64(const uint64_t *at)
+{
+    return __atomic_load_n((const aligned_word *)(const void *)at, __ATOMIC_ACQUIRE);
+}
+
+static void store32(uint32_t *at, uint32_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+static void store64(uint64_t *at, uint64_t value)
+{
+    __atomic_store_n((aligned_word *)(void *)at, value, __ATOMIC_RELEASE);
+}
+
+static void add64(uint64_t *at, uint64_t value)
+{
+    __atomic_fetch_add((aligned_word *)(void *)at, value, __ATOMIC_ACQ_REL);
+}
+
+static void set_bits64(uint64_t *at, uint64_t bits)
+{
+    __atomic_fetch_or((aligned_word *)(void *)at, bits, __ATOMIC_ACQ_REL);
+}
+
+static void clear_bits64(uint64_t *at, uint64_t bits)
+{
+    __atomic_fetch_and((aligned_word *)(void *)at, ~bits, __ATOMIC_ACQ_REL);
+}
+
+/* Changes `expected` to `value`; 0 when it was something else. */
+static int replace32(uint32_t *at, uint32_t expected, uint32_t value)
+{
+    return __atomic_compare_exchange_n(at, &expected, value, 0, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
+}
+
 /* ---- Messages, time, signals ---------------------------------------------------------------- */
 
 static volatile sig_atomic_t stop_asked;
@@ -34,13 +81,11 @@ static struct callsight_ring_control *claimed;
 
 static void release_claim(void)
 {
-    uint32_t closed = CALLSIGHT_COMMAND_CLOSED;
     if (claimed != NULL) {
         /* Still there, so it is not finished after all: the next drain will go on with it. */
-        __atomic_compare_exchange_n(&claimed->command, &closed, CALLSIGHT_COMMAND_RECORD, 0,
-                                    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-        __atomic_store_n(&claimed->drain_start, 0, __ATOMIC_RELEASE);
-        __atomic_store_n(&claimed->drain_pid, 0, __ATOMIC_RELEASE);
+        replace32(&claimed->command, CALLSIGHT_COMMAND_CLOSED, CALLSIGHT_COMMAND_RECORD);
+        store64(&claimed->drain_start, 0);
+        store32(&claimed->drain_pid, 0);
     }
     claimed = NULL;
 }

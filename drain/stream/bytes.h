@@ -34,11 +34,11 @@ static size_t bytes_copy(struct byte_ring *bytes)
     struct ring *ring = bytes->ring;
     struct callsight_ring_header *header = ring->header;
     const unsigned char *data = ring->map + CALLSIGHT_RING_HEADER_BYTES;
-    uint64_t tail = __atomic_load_n(&header->tail, __ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&header->head, __ATOMIC_ACQUIRE) == tail)
+    uint64_t tail = load64(&header->tail);
+    if (load64(&header->head) == tail)
         return 0;
     int locked = bytes_lock(ring);
-    uint64_t used = __atomic_load_n(&header->head, __ATOMIC_ACQUIRE) - tail;
+    uint64_t used = load64(&header->head) - tail;
     size_t take = used < sizeof bytes->stream->raw ? (size_t)used : sizeof bytes->stream->raw;
     take -= take % EVENT_BYTES;
     size_t at = (size_t)(tail % ring->capacity);
@@ -48,7 +48,7 @@ static size_t bytes_copy(struct byte_ring *bytes)
         memcpy(bytes->stream->raw + straight, data, take - straight);
     }
     if (locked)
-        __atomic_store_n(&header->lock, 0, __ATOMIC_RELEASE);
+        store32(&header->lock, 0);
     if (used > ring->capacity)
         ring_refuse(ring, "its header is damaged: it holds more bytes than it has room for");
     return take;
@@ -62,14 +62,14 @@ static size_t bytes_move(struct byte_ring *bytes)
     if (count == 0)
         return 0;
     send_chunk(bytes->stream, CALLSIGHT_CHUNK_EVENTS, bytes->stream->raw, count);
-    __atomic_fetch_add(&header->tail, count, __ATOMIC_RELEASE);
+    add64(&header->tail, count);
     bytes->delivered += count / EVENT_BYTES;
     return count;
 }
 
 static int bytes_over(struct byte_ring *bytes, uint64_t quiet_ns)
 {
-    uint32_t writers = __atomic_load_n(&bytes->ring->header->writers, __ATOMIC_ACQUIRE);
+    uint32_t writers = load32(&bytes->ring->header->writers);
     if (quiet_ns < OVER_NS)
         return 0;
     if (access("/proc/self/maps", R_OK) != 0)
@@ -94,8 +94,7 @@ static uint32_t bytes_run(struct byte_ring *bytes)
             }
             checked_ns = now;
         }
-        send_dropped(bytes->stream,
-                     __atomic_load_n(&bytes->ring->header->dropped, __ATOMIC_ACQUIRE));
+        send_dropped(bytes->stream, load64(&bytes->ring->header->dropped));
         if (now != quiet_since_ns)
             nap(MS);
     }
@@ -109,16 +108,14 @@ static uint32_t bytes_run(struct byte_ring *bytes)
 static uint32_t drain_bytes(struct ring *ring, struct stream *stream, struct counts *counts)
 {
     struct byte_ring bytes = { ring, stream, 0, 0, 0 };
-    bytes.delivered_before =
-        __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE) / EVENT_BYTES;
+    bytes.delivered_before = load64(&ring->header->tail) / EVENT_BYTES;
     bytes.mapped_by = ring_mapped_by(ring, 0);
     send_hello(stream, bytes.mapped_by);
     uint32_t reason = bytes_run(&bytes);
     memset(counts, 0, sizeof *counts);
     counts->delivered = bytes.delivered;
-    counts->dropped[CALLSIGHT_CAUSE_FULL] =
-        __atomic_load_n(&ring->header->dropped, __ATOMIC_ACQUIRE);
-    counts->emitted = __atomic_load_n(&ring->header->head, __ATOMIC_ACQUIRE) / EVENT_BYTES
+    counts->dropped[CALLSIGHT_CAUSE_FULL] = load64(&ring->header->dropped);
+    counts->emitted = load64(&ring->header->head) / EVENT_BYTES
                       + counts->dropped[CALLSIGHT_CAUSE_FULL] - bytes.delivered_before;
     return reason;
 }

@@ -45,8 +45,8 @@ static int page_is_another(const struct pool *pool, uint32_t index, uint64_t slo
     const struct page *page = &pool->pages[index];
     const struct callsight_page_header *header = page_header(pool, index);
     return page->slot != slot || page->pid != pid
-           || page->tid != __atomic_load_n(&header->tid, __ATOMIC_RELAXED)
-           || page->first != __atomic_load_n(&header->first, __ATOMIC_RELAXED);
+           || page->tid != load32(&header->tid)
+           || page->first != load64(&header->first);
 }
 
 /* Whether page `index` has a writer. */
@@ -54,7 +54,7 @@ static int page_look(struct pool *pool, uint32_t index)
 {
     struct callsight_page_header *header = page_header(pool, index);
     struct page *page = &pool->pages[index];
-    uint64_t owner = __atomic_load_n(&header->owner, __ATOMIC_ACQUIRE);
+    uint64_t owner = load64(&header->owner);
     uint64_t slot = (owner & ~CALLSIGHT_PAGE_RETIRED) - 1;
     if (owner == 0) {
         page->known = 0;
@@ -62,7 +62,7 @@ static int page_look(struct pool *pool, uint32_t index)
     }
     if (slot >= pool->ring->layout.slot_count)
         ring_damaged(pool, index);
-    uint32_t pid = __atomic_load_n(&header->pid, __ATOMIC_ACQUIRE);
+    uint32_t pid = load32(&header->pid);
     pool->slots[slot].look = pool->look;
     if (page->known && page_is_another(pool, index, slot, pid))
         page->known = 0;
@@ -99,7 +99,7 @@ static void look(struct pool *pool, int at_all, int second)
     pool->order_count = 0;
     for (uint32_t index = 0; index < pool->ring->layout.page_count; index++) {
         if (index % 64 == 0)
-            bits = __atomic_load_n(free_bits_at(pool, index), __ATOMIC_RELAXED);
+            bits = load64(free_bits_at(pool, index));
         if (!at_all && !pool->pages[index].known && (bits >> index % 64 & 1) != 0)
             continue;
         if (page_look(pool, index) && page_counts(pool, index, second))

@@ -66,8 +66,8 @@ static uint64_t records_put(const struct pool *pool, const struct page *page)
     uint64_t next = UINT64_MAX, lost_total = 0;
     for (uint32_t index = 0; index < pool->ring->layout.page_count; index++) {
         const struct callsight_page_header *header = page_header(pool, index);
-        uint64_t owner = __atomic_load_n(&header->owner, __ATOMIC_ACQUIRE);
-        uint32_t pid = __atomic_load_n(&header->pid, __ATOMIC_ACQUIRE);
+        uint64_t owner = load64(&header->owner);
+        uint32_t pid = load32(&header->pid);
         if ((owner & ~CALLSIGHT_PAGE_RETIRED) != (uint64_t)page->slot + 1 || pid != page->pid
             || header->start != page->start || header->first <= page->first
             || header->first >= next)
@@ -139,7 +139,7 @@ static int page_move(struct pool *pool, uint32_t index)
     uint32_t end = pool->ring->layout.page_bytes;
     /* Both before the slots are read: what is unstored after that stays so. */
     int dead = is_dead(page->pid, page->start, pool->now_ns);
-    uint64_t owner = __atomic_load_n(&page_header(pool, index)->owner, __ATOMIC_ACQUIRE);
+    uint64_t owner = load64(&page_header(pool, index)->owner);
     page->retired = (owner & CALLSIGHT_PAGE_RETIRED) != 0;
     while (!page->over) {
         chunk_room(pool, EVENT_BYTES);

@@ -90,7 +90,7 @@ static uint64_t *free_bits_at(const struct pool *pool, uint32_t index)
 
 static uint64_t slot_ts(const unsigned char *event)
 {
-    return __atomic_load_n((const uint64_t *)(const void *)event, __ATOMIC_ACQUIRE);
+    return load64((const uint64_t *)(const void *)event);
 }
 
 static int same_writer(const struct slot *slot, const struct page *page)
@@ -102,7 +102,7 @@ static uint64_t total_dropped(const struct callsight_ring_writer *writer)
 {
     uint64_t sum = 0;
     for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++)
-        sum += __atomic_load_n(&writer->dropped[cause], __ATOMIC_ACQUIRE);
+        sum += load64(&writer->dropped[cause]);
     return sum;
 }
 
@@ -121,9 +121,9 @@ static void add_up(struct pool *pool, const struct page *page)
 static void set_free_bit(struct pool *pool, uint32_t index)
 {
     uint64_t bit = 1ull << index % 64;
-    __atomic_fetch_or(free_bits_at(pool, index), bit, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&page_header(pool, index)->owner, __ATOMIC_SEQ_CST) != 0)
-        __atomic_fetch_and(free_bits_at(pool, index), ~bit, __ATOMIC_SEQ_CST);
+    set_bits64(free_bits_at(pool, index), bit);
+    if (load64(&page_header(pool, index)->owner) != 0)
+        clear_bits64(free_bits_at(pool, index), bit);
 }
 
 static void page_free(struct pool *pool, uint32_t index)
@@ -132,10 +132,10 @@ static void page_free(struct pool *pool, uint32_t index)
     struct callsight_page_header *header = page_header(pool, index);
     if (page->known && is_dead(page->pid, page->start, pool->now_ns))
         add_up(pool, page);
-    __atomic_fetch_or(&header->owner, CALLSIGHT_PAGE_RETIRED, __ATOMIC_ACQ_REL);
+    set_bits64(&header->owner, CALLSIGHT_PAGE_RETIRED);
     memset((unsigned char *)header + PAGE_START, 0, pool->ring->layout.page_bytes - PAGE_START);
     memset((unsigned char *)header + sizeof header->owner, 0, PAGE_START - sizeof header->owner);
-    __atomic_store_n(&header->owner, 0, __ATOMIC_SEQ_CST);
+    store64(&header->owner, 0);
     set_free_bit(pool, index);
     memset(page, 0, sizeof *page);
 }
@@ -148,16 +148,14 @@ static void chunk_commit(struct pool *pool)
         uint32_t index = pool->pending[at];
         struct page *page = &pool->pages[index];
         page->pending = 0;
-        __atomic_store_n(&page_header(pool, index)->read, page->read, __ATOMIC_RELEASE);
+        store32(&page_header(pool, index)->read, page->read);
         if (page->over)
             page_free(pool, index);
     }
     pool->pending_count = 0;
-    __atomic_fetch_add(&header->tail, (uint64_t)pool->chunk_records * EVENT_BYTES,
-                       __ATOMIC_RELEASE);
+    add64(&header->tail, (uint64_t)pool->chunk_records * EVENT_BYTES);
     /* Kept in the ring, so that the next drain of it counts them too. */
-    __atomic_fetch_add(&pool->ring->control->retired_dropped[CALLSIGHT_CAUSE_TORN],
-                       pool->chunk_torn, __ATOMIC_RELEASE);
+    add64(&pool->ring->control->retired_dropped[CALLSIGHT_CAUSE_TORN], pool->chunk_torn);
     pool->counts.delivered += pool->chunk_records;
     pool->moved += pool->chunk_records;
     pool->chunk_records = pool->chunk_torn = 0;

@@ -12,10 +12,9 @@ static int ring_lock(const struct ring *ring, unsigned tries)
     uint32_t *lock = &ring->header->lock;
     uint32_t self = (uint32_t)getpid();
     for (unsigned try = 0; try < tries; try++) {
-        uint32_t holder = __atomic_load_n(lock, __ATOMIC_ACQUIRE);
+        uint32_t holder = load32(lock);
         int takeable = holder == 0 || holder == self || !is_alive_now(holder, 0);
-        if (takeable && __atomic_compare_exchange_n(lock, &holder, self, 0, __ATOMIC_ACQ_REL,
-                                                    __ATOMIC_ACQUIRE))
+        if (takeable && replace32(lock, holder, self))
             return 1;
         sched_yield();
         if (try % 16 == 15)
@@ -26,16 +25,14 @@ static int ring_lock(const struct ring *ring, unsigned tries)
 
 static void ring_unlock(const struct ring *ring)
 {
-    uint32_t self = (uint32_t)getpid();
-    __atomic_compare_exchange_n(&ring->header->lock, &self, 0, 0, __ATOMIC_RELEASE,
-                                __ATOMIC_RELAXED);
+    replace32(&ring->header->lock, (uint32_t)getpid(), 0);
 }
 
 /* ---- Processes ------------------------------------------------------------------------------ */
 
 static int is_attached(const struct callsight_ring_process *process, uint64_t now)
 {
-    return __atomic_load_n(&process->state, __ATOMIC_ACQUIRE) == CALLSIGHT_PROCESS_ATTACHED
+    return load32(&process->state) == CALLSIGHT_PROCESS_ATTACHED
            && !is_dead(process->pid, process->start, now);
 }
 
@@ -52,7 +49,7 @@ static uint32_t first_process(const struct pool *pool)
 {
     for (uint32_t entry = 0; entry < CALLSIGHT_RING_PROCESSES; entry++) {
         const struct callsight_ring_process *process = process_at(pool, entry);
-        if (__atomic_load_n(&process->state, __ATOMIC_ACQUIRE) != CALLSIGHT_PROCESS_FREE)
+        if (load32(&process->state) != CALLSIGHT_PROCESS_FREE)
             return process->pid;
     }
     return 0;
@@ -64,19 +61,18 @@ static void free_processes(struct pool *pool)
     uint32_t *writers = &pool->ring->header->writers;
     for (uint32_t entry = 0; entry < CALLSIGHT_RING_PROCESSES; entry++) {
         struct callsight_ring_process *process = process_at(pool, entry);
-        uint32_t state = __atomic_load_n(&process->state, __ATOMIC_ACQUIRE);
+        uint32_t state = load32(&process->state);
         if (state == CALLSIGHT_PROCESS_FREE || !is_dead(process->pid, process->start, pool->now_ns))
             continue;
         if (!ring_lock(pool->ring, 32))
             return; /* the next sweep will try again */
-        state = __atomic_load_n(&process->state, __ATOMIC_ACQUIRE);
+        state = load32(&process->state);
         if (state != CALLSIGHT_PROCESS_FREE && !is_alive_now(process->pid, process->start)) {
-            if (state == CALLSIGHT_PROCESS_ATTACHED
-                && __atomic_load_n(writers, __ATOMIC_RELAXED) > 0)
+            if (state == CALLSIGHT_PROCESS_ATTACHED && load32(writers) > 0)
                 __atomic_fetch_sub(writers, 1, __ATOMIC_ACQ_REL);
             process->pid = 0;
             process->start = 0;
-            __atomic_store_n(&process->state, CALLSIGHT_PROCESS_FREE, __ATOMIC_RELEASE);
+            store32(&process->state, CALLSIGHT_PROCESS_FREE);
         }
         ring_unlock(pool->ring);
     }
@@ -150,12 +146,11 @@ static void free_writer(struct pool *pool, uint32_t index)
     number_last_drop(pool, index);
     tell_untold(pool, index);
     chunk_send(pool);
-    __atomic_fetch_add(&control->retired_emitted, writer->emitted, __ATOMIC_RELEASE);
+    add64(&control->retired_emitted, writer->emitted);
     for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
-        __atomic_fetch_add(&control->retired_dropped[cause], writer->dropped[cause],
-                           __ATOMIC_RELEASE);
+        add64(&control->retired_dropped[cause], writer->dropped[cause]);
     memset((unsigned char *)writer + sizeof writer->pid, 0, sizeof *writer - sizeof writer->pid);
-    __atomic_store_n(&writer->pid, 0, __ATOMIC_RELEASE);
+    store32(&writer->pid, 0);
     memset(&pool->slots[index], 0, sizeof pool->slots[index]);
 }
 
@@ -164,7 +159,7 @@ static void free_writers(struct pool *pool)
 {
     for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++) {
         const struct callsight_ring_writer *writer = writer_at(pool, index);
-        uint32_t pid = __atomic_load_n(&writer->pid, __ATOMIC_ACQUIRE);
+        uint32_t pid = load32(&writer->pid);
         if (pid == 0 || pool->slots[index].look == pool->look)
             continue;
         if (is_dead(pid, writer->start, pool->now_ns))
@@ -176,7 +171,7 @@ static void free_writers(struct pool *pool)
 static void tell_living(struct pool *pool)
 {
     for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++)
-        if (__atomic_load_n(&writer_at(pool, index)->pid, __ATOMIC_ACQUIRE) != 0)
+        if (load32(&writer_at(pool, index)->pid) != 0)
             tell_untold(pool, index);
     chunk_send(pool);
 }
@@ -188,12 +183,10 @@ static void free_orphans(struct pool *pool)
     for (uint32_t index = 0; index < pool->ring->layout.page_count; index++) {
         struct page *page = &pool->pages[index];
         const struct callsight_page_header *header = page_header(pool, index);
-        uint64_t owner = __atomic_load_n(&header->owner, __ATOMIC_ACQUIRE);
-        if (owner == 0
-            && (__atomic_load_n(free_bits_at(pool, index), __ATOMIC_RELAXED) >> index % 64 & 1)
-                   == 0)
+        uint64_t owner = load64(&header->owner);
+        if (owner == 0 && (load64(free_bits_at(pool, index)) >> index % 64 & 1) == 0)
             set_free_bit(pool, index);
-        if (page->known || owner == 0 || __atomic_load_n(&header->pid, __ATOMIC_ACQUIRE) != 0) {
+        if (page->known || owner == 0 || load32(&header->pid) != 0) {
             if (!page->known)
                 page->stuck_since_ns = 0;
             continue;
@@ -202,7 +195,7 @@ static void free_orphans(struct pool *pool)
         if (slot >= pool->ring->layout.slot_count)
             ring_damaged(pool, index);
         const struct callsight_ring_writer *writer = writer_at(pool, (uint32_t)slot);
-        uint32_t pid = __atomic_load_n(&writer->pid, __ATOMIC_ACQUIRE);
+        uint32_t pid = load32(&writer->pid);
         if (page->stuck_since_ns == 0)
             page->stuck_since_ns = pool->now_ns;
         int waited = pool->now_ns - page->stuck_since_ns >= UNSTORED_NS;
@@ -217,7 +210,7 @@ static void free_orphans(struct pool *pool)
 /* Records of the page a writer is in, as far as they were moved: it has not added them up. */
 static uint64_t records_in_page(const struct pool *pool, uint32_t index)
 {
-    uint32_t page = __atomic_load_n(&writer_at(pool, index)->page, __ATOMIC_ACQUIRE) - 1;
+    uint32_t page = load32(&writer_at(pool, index)->page) - 1;
     if (page >= pool->ring->layout.page_count)
         return 0;
     const struct page *known = &pool->pages[page];
@@ -229,24 +222,23 @@ static uint64_t records_in_page(const struct pool *pool, uint32_t index)
 static void count(const struct pool *pool, struct counts *counts)
 {
     const struct callsight_ring_control *control = pool->ring->control;
-    uint64_t no_slot = __atomic_load_n(&control->no_slot, __ATOMIC_ACQUIRE);
+    uint64_t no_slot = load64(&control->no_slot);
     counts->delivered = pool->counts.delivered;
     counts->emitted = no_slot;
     for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
         counts->dropped[cause] = cause == CALLSIGHT_CAUSE_NO_SLOT ? no_slot : 0;
     for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++) {
         const struct callsight_ring_writer *writer = writer_at(pool, index);
-        if (__atomic_load_n(&writer->pid, __ATOMIC_ACQUIRE) == 0)
+        if (load32(&writer->pid) == 0)
             continue;
-        counts->emitted += __atomic_load_n(&writer->emitted, __ATOMIC_ACQUIRE);
+        counts->emitted += load64(&writer->emitted);
         counts->emitted += records_in_page(pool, index);
         for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
-            counts->dropped[cause] += __atomic_load_n(&writer->dropped[cause], __ATOMIC_ACQUIRE);
+            counts->dropped[cause] += load64(&writer->dropped[cause]);
     }
     for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
-        counts->dropped[cause] += __atomic_load_n(&control->retired_dropped[cause],
-                                                  __ATOMIC_ACQUIRE);
-    counts->emitted += __atomic_load_n(&control->retired_emitted, __ATOMIC_ACQUIRE);
+        counts->dropped[cause] += load64(&control->retired_dropped[cause]);
+    counts->emitted += load64(&control->retired_emitted);
     counts->emitted -= pool->delivered_before;
 }
 
@@ -262,7 +254,7 @@ static void tell_dropped(struct pool *pool)
     if (sum_dropped(&first) != sum_dropped(&second))
         return;
     send_dropped(pool->stream, sum_dropped(&first));
-    __atomic_store_n(&pool->ring->header->dropped, sum_dropped(&first), __ATOMIC_RELEASE);
+    store64(&pool->ring->header->dropped, sum_dropped(&first));
 }
 
 /* ---- The whole of it ------------------------------------------------------------------------ */
@@ -294,8 +286,7 @@ static int pool_close(struct pool *pool)
     pool->now_ns = now_ns();
     int attached = any_attached(pool);
     if (!attached)
-        __atomic_store_n(&pool->ring->control->command, CALLSIGHT_COMMAND_CLOSED,
-                         __ATOMIC_RELEASE);
+        store32(&pool->ring->control->command, CALLSIGHT_COMMAND_CLOSED);
     if (locked)
         ring_unlock(pool->ring);
     if (attached)
@@ -358,8 +349,7 @@ static uint32_t drain_pages(struct ring *ring, struct stream *stream, struct cou
     static struct pool pool;
     pool.ring = ring;
     pool.stream = stream;
-    pool.delivered_before =
-        __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE) / EVENT_BYTES;
+    pool.delivered_before = load64(&ring->header->tail) / EVENT_BYTES;
     send_hello(stream, first_process(&pool));
     uint32_t reason = pool_run(&pool);
     count(&pool, counts);

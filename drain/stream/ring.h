@@ -196,22 +196,19 @@ static void ring_claim(struct ring *ring)
     if (ring->version != CALLSIGHT_RING_VERSION)
         return;
     uint32_t *pid = &ring->control->drain_pid;
-    uint32_t other = __atomic_load_n(pid, __ATOMIC_ACQUIRE);
-    uint64_t start = __atomic_load_n(&ring->control->drain_start, __ATOMIC_ACQUIRE);
+    uint32_t other = load32(pid);
+    uint64_t start = load64(&ring->control->drain_start);
     struct process_stat self = { 0, 0, 0 };
     if (other != (uint32_t)getpid() && other != 0 && is_alive_now(other, start))
         fail(EXIT_REFUSED, "read the ring %s: process %" PRIu32 " is reading it", ring->path,
              other);
-    if (!__atomic_compare_exchange_n(pid, &other, (uint32_t)getpid(), 0, __ATOMIC_ACQ_REL,
-                                     __ATOMIC_ACQUIRE))
+    if (!replace32(pid, other, (uint32_t)getpid()))
         ring_refuse(ring, "another trace_stream is reading it");
     claimed = ring->control;
     /* A drain that died while it closed the ring has not finished it. */
-    uint32_t closed = CALLSIGHT_COMMAND_CLOSED;
-    __atomic_compare_exchange_n(&ring->control->command, &closed, CALLSIGHT_COMMAND_RECORD, 0,
-                                __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    replace32(&ring->control->command, CALLSIGHT_COMMAND_CLOSED, CALLSIGHT_COMMAND_RECORD);
     read_process_stat((uint32_t)getpid(), &self);
-    __atomic_store_n(&ring->control->drain_start, self.start, __ATOMIC_RELEASE);
+    store64(&ring->control->drain_start, self.start);
 }
 
 /* Removes the name, unless it is another ring's by now, and leaves the rest to be forgotten. */

@@ -41,8 +41,8 @@ static void stream_lost(const struct stream *stream, const char *why) __attribut
 static void stream_lost(const struct stream *stream, const char *why)
 {
     fail(EXIT_BROKEN,
-         "send to %s port %s: %s; what was not sent is still in the ring, for the next trace_stream",
-         stream->host, stream->port, why);
+         "send to %s port %s: %s; what was not sent is still in the ring, for the next "
+         "trace_stream", stream->host, stream->port, why);
 }
 
 /* A socket connected to `address` within `wait_ms`; -1 with errno. */

@@ -26,16 +26,19 @@ pub struct Records {
 impl Records {
     /// Records of thread `tid` as `script` says: `enter a`, `exit a`, `wait 500`; functions are
     /// letters, at the address of the letter times 16, or `@` and an address; ` from 77` adds the
-    /// return address.
+    /// return address, ` sp 1600` behind it the stack pointer.
     pub fn thread(mut self, tid: u32, script: &str) -> Records {
         for step in script.split(", ") {
+            let (step, stack_pointer) = step.split_once(" sp ").unwrap_or((step, "0"));
             let (step, site) = step.split_once(" from ").unwrap_or((step, "0"));
             let (verb, what) = step.split_once(' ').expect("a verb and a word");
             match verb {
                 "enter" => {
                     self.push(tid, KIND_ENTER, address(what));
-                    let site = site.parse().expect("a number");
-                    self.events.last_mut().expect("one").call_site = site;
+                    let event = self.events.last_mut().expect("one");
+                    event.call_site = site.parse().expect("a number");
+                    let stack_pointer: u32 = stack_pointer.parse().expect("a number");
+                    event.frame.copy_from_slice(&(stack_pointer / 16).to_le_bytes()[..3]);
                 }
                 "exit" => self.push(tid, KIND_EXIT, address(what)),
                 "wait" => self.ts += what.parse::<u64>().expect("a number"),

@@ -47,8 +47,7 @@ fn a_byte_ring_wraps_anywhere_and_counts_what_it_dropped() {
     ring.begin();
     ring.writers().store(1, Release);
     let drain = Drain::start(&drain_binary(), &ring.name, server.port);
-    let stored: Vec<u64> =
-        (1..=50_000).filter(|call| append(&ring, CAPACITY, *call)).collect();
+    let stored: Vec<u64> = (1..=50_000).filter(|call| append(&ring, CAPACITY, *call)).collect();
     ring.writers().store(0, Release);
     let path = ring.unmap();
     drain.end_well();

@@ -98,7 +98,8 @@ fn the_full_zstd_unpacks_what_the_small_one_packs() {
     std::fs::write(dir.path().join("pack.c"), PACK).expect("write the harness");
     compile(dir.path(), "cc -O2 -o pack pack.c zstd.c");
     let text = callsight_drain::ZSTD_C.as_bytes();
-    let noise: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let noise: Vec<u8> =
+        (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     for raw in [&text[..0], &text[..1], &text[..65_536], &text[..700_000], &noise, &[0; 65_536]] {
         for level in ["1", "2"] {
             let packed = through_with(&dir.path().join("pack"), &[level], raw);

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use callsight_format::{
     PAGE_HEADER_BYTES, PageHeader, RING_BITMAP_OFFSET, RING_CONTROL_BYTES, RING_CONTROL_OFFSET,
-    RING_HEADER_BYTES, RING_PROCESSES_OFFSET, RING_VERSION_STREAM, RING_WRITERS_OFFSET, RingControl, RingHeader,
+    RING_HEADER_BYTES, RING_PROCESSES_OFFSET, RING_VERSION_STREAM, RING_WRITERS_OFFSET,
+    RingControl, RingHeader,
 };
 
 use crate::support::{
@@ -110,9 +111,16 @@ fn a_page_header_that_lies_is_named() {
     let server = Server::start();
     let owner = offset_of!(PageHeader, owner);
     let read = offset_of!(PageHeader, read);
-    for (at, value) in
-        [(owner, 1 << 40), (owner, u64::MAX), (owner, 129), (read, 1), (read, 63), (read, 65), (read, 1025), (read, 0xffff_ffff)]
-    {
+    for (at, value) in [
+        (owner, 1 << 40),
+        (owner, u64::MAX),
+        (owner, 129),
+        (read, 1),
+        (read, 63),
+        (read, 65),
+        (read, 1025),
+        (read, 0xffff_ffff),
+    ] {
         let ring = filled("page");
         ring.u64(ring.page(0) + at).store(value, Release);
         let (code, said) = Drain::start(&drain_binary(), &ring.name, server.port).end();

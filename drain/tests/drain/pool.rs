@@ -27,8 +27,14 @@ fn the_handshake_and_the_hello_say_who_sends() {
     let mut process = TestProcess::start();
     ring.attach(0, process.process);
     let capture = server.wait(0, "the hello comes", |c| !c.hello.is_empty());
-    let origin =
-        Origin { flags: 1, load_bias: 0x5555_0000, tick_hz: 1_000_000_000, t0_ticks: 77, t0_ns: 88, hook_ns: 12 };
+    let origin = Origin {
+        flags: 1,
+        load_bias: 0x5555_0000,
+        tick_hz: 1_000_000_000,
+        t0_ticks: 77,
+        t0_ns: 88,
+        hook_ns: 12,
+    };
     assert_eq!(capture.origin, Some(origin));
     let field = |key| capture.hello.iter().find(|(k, _)| *k == key).map(|(_, v)| v.clone());
     assert_eq!(field(HELLO_PID), Some(process.process.pid.to_le_bytes().to_vec()));

@@ -21,7 +21,8 @@ impl Process {
         Process::of(std::process::id())
     }
 
-    fn of(pid: u32) -> Process {
+    /// The process that has this pid now.
+    pub fn of(pid: u32) -> Process {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("read stat");
         let behind_name = stat.rsplit(')').next().expect("a name in parentheses");
         let start = behind_name.split_whitespace().nth(19).expect("field 22");

@@ -62,15 +62,8 @@ impl Ring {
         ring
     }
 
-    /// The full name of a ring of this test run.
-    pub fn full_name(name: &str) -> String {
-        format!("/callsight-test-{}-{name}", std::process::id())
-    }
-
     fn make(name: &str, layout: RingLayout, total_bytes: u64) -> Ring {
-        // A name with its slash is whole: a child makes the ring its parent has named.
-        let whole = name.starts_with('/').then(|| name.to_owned());
-        let name = whole.unwrap_or_else(|| Ring::full_name(name));
+        let name = format!("/callsight-test-{}-{name}", std::process::id());
         let path = PathBuf::from(format!("/dev/shm{name}"));
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
