@@ -8,9 +8,9 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use callsight_format::{
-    Cause, EVENT_BYTES, Event, FILE_HEADER_MAPPED_BYTES, FLAG_WRAPPED, FileHeader, KIND_ENTER,
-    KIND_EXIT, KIND_MARKER, LossNote, MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE,
-    MARK_WRAP, MARK_WRITE_ERROR,
+    Cause, EVENT_BYTES, Event, FILE_HEADER_MAPPED_BYTES, FILE_WINDOW_BYTES, FLAG_WRAPPED,
+    FileHeader, KIND_ENTER, KIND_EXIT, KIND_MARKER, LossNote, MARK_BUDGET, MARK_CLOCK,
+    MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR,
 };
 
 use crate::bytes::{Held, Lock, Shared, Text};
@@ -19,9 +19,8 @@ use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
 use crate::threads::{self, Slot, Thread};
 use crate::{clock, config, notes, process};
 
-/// Bytes of a window: 512 events, which a thread in a tight loop fills in 12 µs. Larger ones gain
-/// nothing measurable and waste more in programs of many short threads.
-pub const WINDOW_BYTES: usize = 16 << 10;
+/// Bytes of a window.
+pub const WINDOW_BYTES: usize = FILE_WINDOW_BYTES;
 /// First and largest step by which a segment grows.
 const FIRST_STEP_BYTES: usize = 4 * WINDOW_BYTES;
 const LARGEST_STEP_BYTES: usize = 1 << 20;
@@ -58,6 +57,8 @@ struct State {
     /// Bytes of all files that exist.
     total_bytes: u64,
     wrapped: bool,
+    /// Events stored into windows whose segment was already rotated away, not yet told.
+    stored_in_vain: u64,
     /// The reserve: where the next record goes, and its end; 0 until recording stopped.
     reserve: usize,
     reserve_end: usize,
@@ -71,6 +72,7 @@ static STATE: Shared<State> = Shared::new(State {
     next_seq: 0,
     total_bytes: 0,
     wrapped: false,
+    stored_in_vain: 0,
     reserve: 0,
     reserve_end: 0,
     closed_end: 0,
@@ -131,6 +133,7 @@ pub fn after_fork() {
     state.next_seq = 0;
     state.total_bytes = 0;
     state.wrapped = false;
+    state.stored_in_vain = 0;
     state.reserve = 0;
     state.reserve_end = 0;
     state.closed_end = 0;
@@ -161,10 +164,25 @@ pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
     })
 }
 
-/// The thread has the window at `first`.
+/// The thread has the window at `first`, and is done with the one before.
 pub fn opened(thread: &Thread, first: usize) {
     if let Some(slot) = slot_of(thread) {
+        let in_vain = leave_evicted(slot);
+        if in_vain > 0 {
+            Locked::take().state().stored_in_vain += in_vain;
+        }
         slot.window.store(first & !(WINDOW_BYTES - 1), Release);
+    }
+}
+
+/// How many events were stored into the slot's window after its segment was rotated away.
+fn leave_evicted(slot: &Slot) -> u64 {
+    match slot.evicted.swap(0, AcqRel) {
+        0 => 0,
+        counted => {
+            let window = slot.window.load(Acquire);
+            count_events(window, window + WINDOW_BYTES).saturating_sub(u64::from(counted) - 1)
+        }
     }
 }
 
@@ -234,7 +252,7 @@ impl State {
 
     /// Begins the next segment, in place of the oldest where the capture is to wrap.
     fn rotate(&mut self, tid: u32) -> Result<Window, Stop> {
-        let mut lost_events = 0;
+        let mut lost_events = core::mem::take(&mut self.stored_in_vain);
         if config::get().wrap {
             while self.budget_left() < self.segment_limit() as u64 && self.count > 1 {
                 lost_events += self.drop_oldest();
@@ -312,6 +330,12 @@ impl State {
         }
         self.total_bytes -= oldest.allocated as u64;
         self.wrapped = true;
+        // Threads that still hold a window of it go on storing there: those events are lost too.
+        for slot in threads::slots().filter(|slot| oldest.holds(slot.window.load(Acquire))) {
+            let window = slot.window.load(Acquire);
+            let counted = count_events(window, window + WINDOW_BYTES) as u32;
+            slot.evicted.store(counted + 1, Release);
+        }
         if !oldest.is_written() {
             sys::unmap(oldest.base, oldest.limit);
         }
@@ -505,20 +529,25 @@ impl Segment {
 
     /// Enters and exits in it, and those that its own markers say went before.
     fn count_events(&self) -> u64 {
-        let mut events = 0;
-        let mut at = self.base + FILE_HEADER_MAPPED_BYTES;
-        while at < self.base + self.next {
-            // SAFETY: below `next` the segment is mapped and has blocks.
-            let event = unsafe { (at as *const Event).read() };
-            events += match event.kind {
-                KIND_ENTER | KIND_EXIT if event.ts != 0 => 1,
-                KIND_MARKER if event.func == MARK_WRAP => event.call_site,
-                _ => 0,
-            };
-            at += EVENT_BYTES;
-        }
-        events
+        count_events(self.base + FILE_HEADER_MAPPED_BYTES, self.base + self.next)
     }
+}
+
+/// Enters and exits in `from..to`, and those that wrap markers there stand for.
+fn count_events(from: usize, to: usize) -> u64 {
+    let mut events = 0;
+    let mut at = from;
+    while at < to {
+        // SAFETY: callers pass what is mapped and has blocks.
+        let event = unsafe { (at as *const Event).read() };
+        events += match event.kind {
+            KIND_ENTER | KIND_EXIT if event.ts != 0 => 1,
+            KIND_MARKER if event.func == MARK_WRAP => event.call_site,
+            _ => 0,
+        };
+        at += EVENT_BYTES;
+    }
+    events
 }
 
 /// Refuses to go below `TRACE_MIN_FREE_MB`.
@@ -633,12 +662,18 @@ pub fn close() {
     if state.reserve != 0 && state.reserve_end == end {
         end = state.reserve;
     }
+    let in_vain: u64 = threads::slots().map(leave_evicted).sum();
+    let in_vain = in_vain + core::mem::take(&mut state.stored_in_vain);
     let Some(segment) = state.current() else { return };
     let Ok(file) = segment.reopen() else { return };
+    if end + 2 * EVENT_BYTES > segment.base + segment.allocated {
+        return;
+    }
+    if in_vain > 0 {
+        hook::put_marker(end, tid, ticks, MARK_WRAP, in_vain);
+        end += EVENT_BYTES;
+    }
     if clock::is_ticks() {
-        if end + EVENT_BYTES > segment.base + segment.allocated {
-            return;
-        }
         hook::put_marker(end, tid, ticks, MARK_CLOCK, ns);
         end += EVENT_BYTES;
     }

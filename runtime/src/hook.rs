@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 use callsight_format::{
     Cause, EVENT_BYTES, KIND_ENTER, KIND_EXIT, KIND_MARKER, LossNote, MARK_CLOCK, MARK_MAX_EVENTS,
+    StopReason,
 };
 
 use crate::arch;
@@ -234,6 +235,7 @@ pub fn tell_modules() {
 pub fn tell_modules_and_end() {
     with_ready_thread(|thread| {
         notes::modules(false, &mut |func, site| store_note(thread, func, site));
+        notes::stop(StopReason::End, b"", &mut |func, site| store_note(thread, func, site));
         let (ticks, ns) = clock::anchor();
         if clock::is_ticks() {
             let tail = thread.word | meta(KIND_MARKER, 0);

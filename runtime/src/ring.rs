@@ -16,6 +16,7 @@ use callsight_format::{
     RingProcess, RingWriter,
 };
 
+use crate::arch;
 use crate::bytes::{Shared, Text};
 use crate::hook::Window;
 use crate::process::{self, Sink};
@@ -436,7 +437,15 @@ fn total_dropped(writer: *const RingWriter) -> u64 {
 ///
 /// # Errors
 /// Why there is none; `None` while recording is paused.
-pub fn claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
+pub fn claim(thread: &mut Thread, at: usize) -> Result<Window, Option<Cause>> {
+    let claimed = try_claim(thread, at);
+    if claimed.is_err() && at != 0 {
+        leave(thread, at);
+    }
+    claimed
+}
+
+fn try_claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
     match field!(word32, control(base()), command).load(Relaxed) {
         COMMAND_RECORD => {}
         COMMAND_PAUSE => return Err(None),
@@ -458,6 +467,25 @@ pub fn claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
     fill_page_header(page, thread, writer, first, lost);
     let start = page as usize;
     Ok(Window { first: start + PAGE_HEADER_BYTES, end: start + page_bytes() })
+}
+
+/// Gives the full page that ends at `at` to the drain although there is no other: else as many
+/// threads as there are pages would wait for each other for ever.
+fn leave(thread: &mut Thread, at: usize) {
+    let (Some((_, writer)), Some(page)) = (writer_of(thread), previous(at)) else { return };
+    let bytes = page_bytes() - PAGE_HEADER_BYTES;
+    let emitted = field!(word64, writer, emitted);
+    // Added first: a signal handler that finds no page numbers its records from here.
+    emitted.fetch_add((bytes / EVENT_BYTES) as u64, Relaxed);
+    // SAFETY: the cursor is this thread's.
+    if unsafe { arch::swap_if_same(&raw mut thread.cursor, at, 0) } != at {
+        // A handler has opened the next page meanwhile, and left this one.
+        emitted.fetch_sub((bytes / EVENT_BYTES) as u64, Relaxed);
+        return;
+    }
+    field!(word32, writer, page).store(0, Relaxed);
+    field!(word64, page, owner).fetch_or(PAGE_RETIRED, Release);
+    field!(word64, header(base()), head).fetch_add(bytes as u64, Relaxed);
 }
 
 /// The page that ends at `at`.

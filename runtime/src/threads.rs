@@ -61,6 +61,8 @@ pub struct Slot {
     pub ring_slot: AtomicU32,
     /// Start of the window it writes to; 0 for none.
     pub window: AtomicUsize,
+    /// One more than the events its window held when its segment was rotated away; 0 before.
+    pub evicted: AtomicU32,
     /// Events it lost in a sink that has no slot of its own for that.
     pub lost: AtomicU64,
     /// Of these, how many the data tells.
@@ -76,6 +78,7 @@ static TABLE: [Slot; SLOTS] = [const {
         tid: AtomicU32::new(0),
         ring_slot: AtomicU32::new(0),
         window: AtomicUsize::new(0),
+        evicted: AtomicU32::new(0),
         lost: AtomicU64::new(0),
         told: AtomicU64::new(0),
         first_lost: AtomicU64::new(0),
@@ -136,6 +139,7 @@ pub fn after_fork() {
         slot.tid.store(0, Relaxed);
         slot.ring_slot.store(0, Relaxed);
         slot.window.store(0, Relaxed);
+        slot.evicted.store(0, Relaxed);
         slot.lost.store(0, Relaxed);
         slot.told.store(0, Relaxed);
         slot.first_lost.store(0, Relaxed);

@@ -102,7 +102,10 @@ fn normalized(line: &str) -> String {
 
 /// The page as one script; what it prints for each block stands behind a line of its own.
 fn script(page: &Path, blocks: &[Block]) -> String {
-    let mut script = String::from("trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\nexec 2>&1\n");
+    let mut script = String::from(
+        // Each command in the background is a group of its own, and goes with the page.
+        "set -m\ntrap 'for job in $(jobs -p); do kill -- -$job || true; done' EXIT\nexec 2>&1\n",
+    );
     for (number, block) in blocks.iter().enumerate().filter(|(_, b)| b.language == "console") {
         let commands = block.commands();
         script += &format!("echo '--- block {number}'\n");

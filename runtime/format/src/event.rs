@@ -38,6 +38,7 @@ const _: () = assert!(size_of::<Event>() == EVENT_BYTES);
 
 impl Event {
     /// Decodes the 32 bytes of one event. `None` where `bytes` is shorter.
+    #[inline]
     pub fn parse(bytes: &[u8], order: ByteOrder) -> Option<Event> {
         let tail: [u8; 4] = bytes.get(28..32)?.try_into().ok()?;
         Some(Event {
@@ -63,6 +64,7 @@ impl Event {
     }
 
     /// Bits 4 to 27 of the stack pointer at the hook as one number, in units of 16 bytes.
+    #[inline]
     pub fn frame_units(&self) -> u32 {
         u32::from_le_bytes([self.frame[0], self.frame[1], self.frame[2], 0])
     }

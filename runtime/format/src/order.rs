@@ -22,6 +22,7 @@ impl ByteOrder {
     }
 
     /// The `u16` at byte offset `at`, or `None` where `bytes` is too short.
+    #[inline]
     pub fn u16(self, bytes: &[u8], at: usize) -> Option<u16> {
         let raw: [u8; 2] = bytes.get(at..at.checked_add(2)?)?.try_into().ok()?;
         Some(match self {
@@ -31,6 +32,7 @@ impl ByteOrder {
     }
 
     /// The `u32` at byte offset `at`, or `None` where `bytes` is too short.
+    #[inline]
     pub fn u32(self, bytes: &[u8], at: usize) -> Option<u32> {
         let raw: [u8; 4] = bytes.get(at..at.checked_add(4)?)?.try_into().ok()?;
         Some(match self {
@@ -40,6 +42,7 @@ impl ByteOrder {
     }
 
     /// The `u64` at byte offset `at`, or `None` where `bytes` is too short.
+    #[inline]
     pub fn u64(self, bytes: &[u8], at: usize) -> Option<u64> {
         let raw: [u8; 8] = bytes.get(at..at.checked_add(8)?)?.try_into().ok()?;
         Some(match self {
