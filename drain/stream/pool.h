@@ -154,6 +154,17 @@ static void free_writer(struct pool *pool, uint32_t index)
     memset(&pool->slots[index], 0, sizeof pool->slots[index]);
 }
 
+/* Whether a writer owns a page, asked of the ring itself: a process may live and die between the
+ * last look at the pages and now. */
+static int owns_page(const struct pool *pool, uint32_t slot)
+{
+    for (uint32_t index = 0; index < pool->ring->layout.page_count; index++)
+        if ((load64(&page_header(pool, index)->owner) & ~CALLSIGHT_PAGE_RETIRED)
+            == (uint64_t)slot + 1)
+            return 1;
+    return 0;
+}
+
 /* Frees the slots of dead writers that own no page any more. */
 static void free_writers(struct pool *pool)
 {
@@ -162,7 +173,7 @@ static void free_writers(struct pool *pool)
         uint32_t pid = load32(&writer->pid);
         if (pid == 0 || pool->slots[index].look == pool->look)
             continue;
-        if (is_dead(pid, writer->start, pool->now_ns))
+        if (is_dead(pid, writer->start, pool->now_ns) && !owns_page(pool, index))
             free_writer(pool, index);
     }
 }

@@ -1,9 +1,8 @@
 //! The independent count: builds `hooks/count.c`, reads what it left, names functions by itself.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use object::{Object, ObjectSegment, ObjectSymbol, SymbolFlags, SymbolKind, elf};
@@ -158,13 +157,12 @@ fn is_ifunc<'f>(symbol: &impl ObjectSymbol<'f>) -> bool {
 
 /// Puts each name as binutils print it; ours come from another demangler.
 fn demangle(names: &mut BTreeMap<u64, String>) {
-    let mut command = Command::new("c++filt");
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("c++filt");
-    let mangled: String = names.values().map(|name| format!("{name}\n")).collect();
-    let mut stdin = child.stdin.take().expect("a pipe");
-    let writer = std::thread::spawn(move || stdin.write_all(mangled.as_bytes()));
-    let output = child.wait_with_output().expect("what c++filt says");
-    writer.join().expect("the writer").expect("hand the names over");
-    let text = String::from_utf8(output.stdout).expect("UTF-8");
-    names.values_mut().zip(text.lines()).for_each(|(name, line)| *name = line.to_owned());
+    // As arguments: in a text it takes letters beyond ASCII for the end of a name. Some hundred at
+    // a time stay far below what a command line may hold.
+    let mut values: Vec<&mut String> = names.values_mut().collect();
+    for some in values.chunks_mut(500) {
+        let output = Command::new("c++filt").args(some.iter()).output().expect("run c++filt");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        some.iter_mut().zip(text.lines()).for_each(|(name, line)| **name = line.to_owned());
+    }
 }

@@ -119,7 +119,8 @@ fn script(page: &Path, blocks: &[Block]) -> String {
             ),
             other => match other.strip_prefix("skip ") {
                 Some(why) => {
-                    skip(&format!("{} block {number}", page.display()), why);
+                    let name = page.strip_prefix(root()).unwrap_or(page).display();
+                    skip(&format!("{name} block {number}"), why);
                     continue;
                 }
                 None => panic!("{}: what is {other:?}?", page.display()),

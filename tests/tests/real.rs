@@ -87,7 +87,7 @@ fn cjson_by_cmake() {
     let (calls, report) = both(
         &counted,
         &traced,
-        "cd tests; for t in *; do if [ -f $t ] && [ -x $t ]; then ./$t; fi; done",
+        "cd tests; for t in *; do case $t in *.instr) continue;; esac; if [ -f $t ] && [ -x $t ]; then ./$t; fi; done",
     );
     assert!(total(&calls) > 100_000, "{}", total(&calls));
     assert_eq!(report.calls(), calls);
