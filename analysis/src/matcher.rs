@@ -144,11 +144,11 @@ impl Visitor for Matcher<'_> {
                 self.lost(tid, events);
             }
             NOTE_STOP if is_end(bytes) => {
-                if let Some(life) = self.known_life(tid) {
-                    life.stack.alive(ts);
-                    let process = life.process;
-                    self.matched.ended[process] = true;
-                }
+                // It may be all that is left of the thread that ended the process.
+                let index = self.life_of(tid);
+                let life = &mut self.matched.lives[index];
+                life.stack.alive(ts);
+                self.matched.ended[life.process] = true;
             }
             _ => {}
         }
@@ -169,11 +169,6 @@ impl Visitor for Matcher<'_> {
 }
 
 impl<'s> Matcher<'s> {
-    fn known_life(&mut self, tid: u32) -> Option<&mut Life> {
-        let index = *self.by_tid.get(&tid)?;
-        self.matched.lives.get_mut(index)
-    }
-
     fn lost(&mut self, tid: u32, events: u64) {
         if events == 0 {
             return;
@@ -244,6 +239,12 @@ impl<'s> Matcher<'s> {
         self.keep_main_threads_alive();
         let last: Vec<usize> = self.by_tid.into_values().collect();
         last.into_iter().for_each(|index| self.matched.end_life(index));
+        // Others' files close with a clock anchor; ours have one now and then, and say the end.
+        for life in self.matched.lives.iter().filter(|life| life.closing_anchor.is_some()) {
+            if !self.survey.processes[life.process].announced {
+                self.matched.ended[life.process] = true;
+            }
+        }
         self.matched
     }
 
@@ -275,7 +276,6 @@ impl Matched<'_> {
             life.last_ticks = stack.now();
         }
         life.tally = stack.tally;
-        self.ended[life.process] |= life.closing_anchor.is_some();
     }
 }
 

@@ -182,15 +182,28 @@ fn a_rotated_trace_says_that_its_beginning_is_missing() {
 }
 
 #[test]
-fn the_closing_anchor_of_a_thread_whose_calls_were_rotated_away_still_ends_the_process() {
+fn the_end_told_by_a_thread_whose_calls_were_rotated_away_still_ends_the_process() {
     let records = Records::default()
         .again(9, 7, "/bin/app")
         .thread(9, "enter a, exit a")
+        .end(7)
         .mark(7, MARK_CLOCK, 4000);
     let captures = [("trace.7.9.0.bin", records.file_mapped_of(ticks(1_000_000_000), 0))];
     let report = Captures::new(&captures).analyze().expect("a report");
     assert_eq!(report.processes[0].ended, Some(true));
     assert_eq!(report.threads.len(), 1);
+}
+
+#[test]
+fn a_clock_anchor_in_between_is_not_the_end_of_a_process() {
+    let records = Records::default()
+        .process(7, 7, "/bin/app")
+        .thread(7, "enter a")
+        .mark(7, MARK_CLOCK, 4000)
+        .thread(7, "exit a");
+    let captures = [("trace.7.7.0.bin", records.file_mapped_of(ticks(1_000_000_000), 0))];
+    let report = Captures::new(&captures).analyze().expect("a report");
+    assert_eq!(report.processes[0].ended, Some(false));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use callsight_format::{
     Cause, EVENT_BYTES, Event, FILE_HEADER_MAPPED_BYTES, FILE_WINDOW_BYTES, FLAG_WRAPPED,
     FileHeader, KIND_ENTER, KIND_EXIT, KIND_MARKER, LossNote, MARK_BUDGET, MARK_CLOCK,
-    MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR,
+    MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR, StopReason,
 };
 
 use crate::bytes::{Held, Lock, Shared, Text};
@@ -31,6 +31,9 @@ const REMEMBERED: usize = 64;
 /// A filled segment stays mapped until this many more were begun: a hook that a signal handler
 /// interrupted may still have to store into it.
 const KEPT_MAPPED: usize = 4;
+
+/// Most records that [`close`] adds: what was stored in vain, the end, the clock.
+const CLOSING_RECORDS: usize = 3;
 
 #[derive(Clone, Copy)]
 struct Segment {
@@ -465,8 +468,9 @@ impl State {
     /// Slots in the reserve for a loss note of one event; where its count stands.
     fn begin_loss_note(&mut self, tid: u32, note: &LossNote) -> Option<usize> {
         let start = self.reserve;
-        // The last slot is kept for the closing anchor.
-        if start == 0 || start + (notes::LOSS_RECORDS + 1) * EVENT_BYTES > self.reserve_end {
+        if start == 0
+            || start + (notes::LOSS_RECORDS + CLOSING_RECORDS) * EVENT_BYTES > self.reserve_end
+        {
             return None;
         }
         let mut at = start;
@@ -666,13 +670,18 @@ pub fn close() {
     let in_vain = in_vain + core::mem::take(&mut state.stored_in_vain);
     let Some(segment) = state.current() else { return };
     let Ok(file) = segment.reopen() else { return };
-    if end + 2 * EVENT_BYTES > segment.base + segment.allocated {
+    if end + CLOSING_RECORDS * EVENT_BYTES > segment.base + segment.allocated {
         return;
     }
     if in_vain > 0 {
         hook::put_marker(end, tid, ticks, MARK_WRAP, in_vain);
         end += EVENT_BYTES;
     }
+    notes::stop(StopReason::End, b"", &mut |func, site| {
+        hook::put_marker(end, tid, ticks, func, site);
+        end += EVENT_BYTES;
+        true
+    });
     if clock::is_ticks() {
         hook::put_marker(end, tid, ticks, MARK_CLOCK, ns);
         end += EVENT_BYTES;

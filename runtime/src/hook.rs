@@ -231,10 +231,14 @@ pub fn tell_modules() {
     });
 }
 
-/// The last notes of the process: modules that came since, and the closing anchor.
+/// The last notes of the process: modules that came since, the end, and the closing anchor; in
+/// files the latter two are the last records, which [`file::close`] writes.
 pub fn tell_modules_and_end() {
     with_ready_thread(|thread| {
         notes::modules(false, &mut |func, site| store_note(thread, func, site));
+        if process::sink() == Sink::File {
+            return;
+        }
         notes::stop(StopReason::End, b"", &mut |func, site| store_note(thread, func, site));
         let (ticks, ns) = clock::anchor();
         if clock::is_ticks() {

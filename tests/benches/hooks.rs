@@ -15,8 +15,9 @@ use tempfile::TempDir;
 /// Calls of the leaf in one loop, and in bursts with pauses.
 const LEAF_CALLS: &str = "4000000";
 const BURST_CALLS: &str = "600000";
-/// A ring that holds all events of the loop: no drain follows a loop of nothing but calls.
-const RING_BYTES: &str = "402653184";
+/// A ring that holds all events of the loop, since no drain follows a loop of nothing but calls;
+/// the bursts run in one of the usual size, which its drain keeps up with.
+const RING_BYTES: [(&str, &str); 2] = [("leaf", "402653184"), ("bursts", "16777216")];
 
 /// How a program is run for a row.
 #[derive(Clone, Copy)]
@@ -38,6 +39,8 @@ struct Row {
     mode: Mode,
     loop_ns: Vec<f64>,
     bursts_ns: Vec<f64>,
+    /// Most events that one run of the bursts dropped.
+    dropped: u64,
 }
 
 struct Bench {
@@ -70,18 +73,25 @@ impl Bench {
         ran.stdout
     }
 
-    /// ns a call of one run of `row` under `work MODE N`.
-    fn run(&self, row: &Row, mode: &str, calls: &str) -> f64 {
+    /// ns a call of one run of `row` under `work MODE N`, and the events its drain saw dropped.
+    fn run(&self, row: &Row, mode: &str, calls: &str) -> (f64, u64) {
         let traces = self.folder.path().join("traces");
         let _ = std::fs::remove_dir_all(&traces);
         std::fs::create_dir(&traces).expect("make a folder");
         let plain = Shell::new(self.folder.path()).env("TRACE_DIR", &traces);
         let shell = plain.clone().env("TRACE_ENABLE", "1").env("TRACE_MAX_MB", "4096");
         let work = format!("{} {mode} {calls}", row.program.display());
+        let mut dropped = 0;
         let printed = match row.mode {
             Mode::Plain => plain.ok(&work).stdout,
             Mode::Files => shell.ok(&work).stdout,
-            Mode::Ring { peers } => in_a_ring(&shell, peers, &work),
+            Mode::Ring { peers } => {
+                let (_, bytes) = RING_BYTES.iter().find(|(m, _)| *m == mode).expect("a size");
+                let shell = shell.env("TRACE_SHM_SIZE", bytes);
+                let (printed, lost) = in_a_ring(&shell, peers, &work);
+                dropped = lost;
+                printed
+            }
             Mode::Uftrace(options) => {
                 plain
                     .ok(&format!("uftrace record --no-libcall {options} -d traces/u {work}"))
@@ -89,7 +99,7 @@ impl Bench {
             }
         };
         let ns = printed.split_whitespace().rev().nth(1).and_then(|ns| ns.parse().ok());
-        ns.unwrap_or_else(|| panic!("{work}: {printed:?}"))
+        (ns.unwrap_or_else(|| panic!("{work}: {printed:?}")), dropped)
     }
 
     /// Instructions a pair, call site included: the difference of two runs under callgrind.
@@ -110,19 +120,23 @@ impl Bench {
     }
 }
 
-fn in_a_ring(shell: &Shell, peers: bool, work: &str) -> String {
+/// Runs `work` with a ring, its drain and a server; what it printed, and the events dropped.
+fn in_a_ring(shell: &Shell, peers: bool, work: &str) -> (String, u64) {
     let ring = Ring::new();
-    let server =
-        if peers { Server::peers(shell) } else { Server::ours(shell, &["--out", "traces"]) };
-    let drain = match peers {
-        true => Drain::peers(shell, &ring, server.port),
-        false => Drain::ours(shell, &ring, server.port),
-    };
-    let traced = shell.clone().env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", RING_BYTES);
-    let printed = traced.ok(work).stdout;
-    drain.finish();
+    let (server, drain);
+    if peers {
+        server = Server::peers(shell);
+        drain = Drain::peers(shell, &ring, server.port);
+    } else {
+        server = Server::ours(shell, &["--out", "traces"]);
+        drain = Drain::ours(shell, &ring, server.port);
+    }
+    let printed = shell.clone().env("TRACE_SHM", ring.name()).ok(work).stdout;
+    let drained = drain.finish().all();
     server.stop();
-    printed
+    let before = drained.rsplit_once(" dropped").map(|(before, _)| before);
+    let dropped = before.and_then(|text| text.rsplit(' ').next()).and_then(|n| n.parse().ok());
+    (printed, dropped.unwrap_or_else(|| panic!("no count of drops in {drained:?}")))
 }
 
 fn source(name: &str) -> PathBuf {
@@ -149,6 +163,7 @@ fn rows(bench: &Bench) -> Vec<Row> {
         mode,
         loop_ns: Vec::new(),
         bursts_ns: Vec::new(),
+        dropped: 0,
     };
     vec![
         row("plain", &plain, Mode::Plain),
@@ -188,6 +203,9 @@ fn print_times(rows: &[Row]) {
             bursts / of("floor", true),
             bursts / of("empty pair", true),
         );
+        if row.dropped > 0 {
+            println!("    up to {} events of a run of the bursts were dropped", row.dropped);
+        }
     }
 }
 
@@ -216,8 +234,10 @@ fn main() {
     let mut rows = rows(&bench);
     for _ in 0..rounds {
         for row in &mut rows {
-            row.loop_ns.push(bench.run(row, "leaf", LEAF_CALLS));
-            row.bursts_ns.push(bench.run(row, "bursts", BURST_CALLS));
+            row.loop_ns.push(bench.run(row, "leaf", LEAF_CALLS).0);
+            let (ns, dropped) = bench.run(row, "bursts", BURST_CALLS);
+            row.bursts_ns.push(ns);
+            row.dropped = row.dropped.max(dropped);
         }
     }
     print_times(&rows);
