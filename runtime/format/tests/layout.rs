@@ -277,6 +277,8 @@ fn rust_constants() -> BTreeMap<String, u64> {
         FILE_HEADER_BYTES,
         FILE_HEADER_V1_BYTES,
         FILE_HEADER_MAPPED_BYTES,
+        FILE_WINDOW_BYTES,
+        PROCESS_AGAIN,
         FLAG_TICKS,
         FLAG_WRAPPED,
         FLAG_BIG_ENDIAN,
@@ -360,6 +362,7 @@ fn rust_constants() -> BTreeMap<String, u64> {
         ("RING_UNUSABLE", StopReason::RingUnusable),
         ("END", StopReason::End),
         ("NO_MODULES", StopReason::NoModules),
+        ("CUT", StopReason::Cut),
     ];
     for (name, reason) in reasons {
         constants.insert(format!("STOP_REASON_{name}"), reason as u64);
