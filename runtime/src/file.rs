@@ -425,7 +425,7 @@ impl State {
                 false
             }
         };
-        let _ = notes::process(true, &mut put)
+        let _ = notes::process(notes::Again::Yes, &mut put)
             && process::tell_ring_trouble(&mut put)
             && notes::modules(true, &mut put);
         if let Some(stop) = full {

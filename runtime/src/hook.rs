@@ -13,7 +13,7 @@ use callsight_format::{
 
 use crate::arch;
 use crate::bytes::Shared;
-use crate::notes;
+use crate::notes::{self, Again};
 use crate::process::{self, PAGE, Sink};
 use crate::sys::{self, SignalsBlocked};
 use crate::threads::{self, OWES_NAME, OWES_PROCESS, Thread, UNWANTED};
@@ -148,8 +148,11 @@ fn start_thread(thread: &mut Thread) {
     thread.skipped = 0;
     thread.anchored = clock::origin().t0_ticks;
     thread.slot = core::ptr::null_mut();
+    thread.generation = process::generation();
     if !config::get().wants_thread(name_of(&sys::thread_name())) {
+        // Without a window every hook comes the slow way.
         thread.flags |= UNWANTED;
+        return;
     }
     if let Some(slot) = threads::take_slot(me.pid, tid) {
         thread.slot = core::ptr::from_ref(slot).cast_mut();
@@ -158,7 +161,6 @@ fn start_thread(thread: &mut Thread) {
             Sink::File | Sink::Stream => thread.cursor = end_of_events(slot),
         }
     }
-    thread.generation = process::generation();
 }
 
 fn name_of(name: &[u8; 16]) -> &[u8] {
@@ -188,15 +190,19 @@ fn has_become_wanted(thread: &mut Thread) -> bool {
     {
         return false;
     }
-    thread.flags &= !UNWANTED;
-    true
+    start_thread(thread);
+    thread.flags & UNWANTED == 0
 }
 
 /// Stores what this thread owes the data before its next event; what finds no room stays owed.
 fn pay_notes(thread: &mut Thread) {
     if thread.flags & OWES_PROCESS != 0 {
+        if thread.cursor & process::window_mask() == 0 {
+            // The first thing in its first window: `open_window` sees to it.
+            return;
+        }
         thread.flags &= !OWES_PROCESS;
-        if !notes::process(false, &mut |func, site| store_note(thread, func, site)) {
+        if !notes::process(Again::No, &mut |func, site| store_note(thread, func, site)) {
             thread.flags |= OWES_PROCESS;
             return;
         }
@@ -270,7 +276,7 @@ fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
 /// Why there is no room; `None` when there need not be any, because recording is paused.
 fn store(
     thread: &mut Thread,
-    ts: u64,
+    mut ts: u64,
     func: u64,
     call_site: u64,
     tail: u64,
@@ -291,6 +297,9 @@ fn store(
             // SAFETY: `open_window` reserved the slot.
             unsafe { put(slot, ts, func, call_site, tail) };
             return Ok(());
+        } else {
+            // What a signal handler recorded meanwhile stands before this event.
+            ts = clock::now();
         }
     }
 }
@@ -322,7 +331,10 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
     };
     let loss = untold_loss(thread, sink);
     let anchor = clock::is_ticks() && ts.wrapping_sub(thread.anchored) > clock::anchor_distance();
-    let prelude = if loss.is_some() { notes::LOSS_RECORDS } else { 0 } + usize::from(anchor);
+    let owes_process = thread.flags & OWES_PROCESS != 0;
+    let prelude = if loss.is_some() { notes::LOSS_RECORDS } else { 0 }
+        + if owes_process { notes::process_records() } else { 0 }
+        + usize::from(anchor);
     let slots = (window.end - window.first) / EVENT_BYTES;
     let quota = process::take_quota(slots.saturating_sub(prelude), thread.windows);
     if quota == 0 {
@@ -349,13 +361,18 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
     let marker_tail = thread.word | meta(KIND_MARKER, 0);
     pad(window.first, start, ts, marker_tail);
     let mut next = start;
+    let mut put_next = |func, site| {
+        // SAFETY: the prelude's slots were reserved together with `slot`.
+        unsafe { put(next, ts, func, site, marker_tail) };
+        next += EVENT_BYTES;
+        true
+    };
+    if owes_process {
+        thread.flags &= !OWES_PROCESS;
+        notes::process(Again::No, &mut put_next);
+    }
     if let Some(loss) = loss {
-        notes::loss(&loss, &mut |func, site| {
-            // SAFETY: the prelude's slots were reserved together with `slot`.
-            unsafe { put(next, ts, func, site, marker_tail) };
-            next += EVENT_BYTES;
-            true
-        });
+        notes::loss(&loss, &mut put_next);
         loss_is_told(thread, sink, loss.events);
     }
     if anchor {

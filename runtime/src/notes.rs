@@ -5,9 +5,9 @@
 //! rest of a note is not offered after a no.
 
 use callsight_format::{
-    LossNote, ModuleNote, NOTE_LOSS, NOTE_MAX_BYTES, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PADDING,
-    NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, PROCESS_AGAIN, ProcessNote, StopReason,
-    note_records, note_words,
+    EVENT_BYTES, LossNote, ModuleNote, NOTE_LOSS, NOTE_MAX_BYTES, NOTE_MODULE, NOTE_MODULE_GONE,
+    NOTE_PADDING, NOTE_PIECE_BYTES, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, PAGE_HEADER_BYTES,
+    PROCESS_AGAIN, PROCESS_NOTE_BYTES, ProcessNote, StopReason, note_records, note_words,
 };
 
 use crate::modules::{self, Change, Module};
@@ -41,17 +41,42 @@ fn write(code: u64, parts: [&[u8]; 3], put: Put) -> bool {
     })
 }
 
-/// Which process this is; `again` at the head of a segment file, else at the start of a thread.
-pub fn process(again: bool, put: Put) -> bool {
+/// Whether a process note begins a thread's life.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// It does.
+    No,
+    /// It stands at the head of a segment file, so that this can be read alone.
+    Yes,
+}
+
+/// Longest path in the note that each thread starts with: with the other records that a window
+/// may begin with, and an event, it fits into the smallest page (242 bytes there).
+fn thread_exe_bytes() -> usize {
+    const OTHERS: usize = LOSS_RECORDS + 5;
+    let slots = (process::window_mask() + 1 - PAGE_HEADER_BYTES) / EVENT_BYTES;
+    slots.saturating_sub(OTHERS) * NOTE_PIECE_BYTES - PROCESS_NOTE_BYTES - 2
+}
+
+/// How many records the process note of a thread takes.
+pub fn process_records() -> usize {
+    note_records(PROCESS_NOTE_BYTES + process::identity().exe().len().min(thread_exe_bytes()))
+}
+
+/// Which process this is.
+pub fn process(again: Again, put: Put) -> bool {
     let me = process::identity();
+    let repeated = if again == Again::Yes { PROCESS_AGAIN } else { 0 };
+    let limit = if again == Again::Yes { usize::MAX } else { thread_exe_bytes() };
     let note = ProcessNote {
         pid: me.pid,
         parent_pid: me.parent_pid,
         start: me.start,
-        flags: me.flags | if again { PROCESS_AGAIN } else { 0 },
+        flags: me.flags | repeated,
         exe: &[],
     };
-    write(NOTE_PROCESS, [&note.head(), me.exe(), &[]], put)
+    let exe = me.exe().get(..limit).unwrap_or(me.exe());
+    write(NOTE_PROCESS, [&note.head(), exe, &[]], put)
 }
 
 /// The calling thread's name.
