@@ -53,6 +53,7 @@
 #include "stream/pages.h"
 #include "stream/look.h"
 #include "stream/move.h"
+#include "stream/names.h"
 #include "stream/pool.h"
 #include "stream/bytes.h"
 

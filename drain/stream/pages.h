@@ -37,6 +37,10 @@ struct slot {
     uint32_t tid;
     uint32_t newest_tid;
     uint32_t look;
+    uint32_t named_tid; /* whose name is in `name` */
+    uint64_t asked_ns;  /* when its name was asked for */
+    uint64_t ask_every_ns;
+    char name[16];
 };
 
 struct pool {
@@ -193,31 +197,38 @@ struct loss {
     uint64_t last;
 };
 
-/* A loss note, as the writer itself would have left it (note.rs). */
-static void chunk_note(struct pool *pool, const struct loss *loss)
+/* A note of thread `tid` (note.rs): `note` holds its length, its bytes, and zeros to whole pieces. */
+static void chunk_note(struct pool *pool, uint32_t tid, uint64_t ts, uint64_t code,
+                       const unsigned char *note, uint32_t pieces)
 {
-    unsigned char note[3 * CALLSIGHT_NOTE_PIECE_BYTES] = { 0 };
     struct callsight_event event = { 0, 0, 0, 0, CALLSIGHT_KIND_MARKER, { 0, 0, 0 } };
-    put_le(note, CALLSIGHT_LOSS_NOTE_BYTES, 2);
-    put_le(note + 2, loss->cause, 4);
-    put_le(note + 6, loss->events, 8);
-    put_le(note + 14, loss->first, 8);
-    put_le(note + 22, loss->last, 8);
-    event.ts = loss->ts != 0 ? loss->ts : pool->ring->header->t0_ticks | 1;
-    event.tid = loss->tid;
-    chunk_room(pool, 3 * EVENT_BYTES);
-    for (uint32_t piece = 0; piece < 3; piece++) {
+    event.ts = ts != 0 ? ts : pool->ring->header->t0_ticks | 1;
+    event.tid = tid;
+    chunk_room(pool, pieces * EVENT_BYTES);
+    for (uint32_t piece = 0; piece < pieces; piece++) {
         const unsigned char *bytes = note + piece * CALLSIGHT_NOTE_PIECE_BYTES;
-        event.func = CALLSIGHT_NOTE_LOSS | piece << 16 | get_le(bytes, 4) << 32;
+        event.func = code | piece << 16 | get_le(bytes, 4) << 32;
         event.call_site = get_le(bytes + 4, 8);
         memcpy(pool->stream->raw + pool->stream->raw_bytes, &event, EVENT_BYTES);
         pool->stream->raw_bytes += EVENT_BYTES;
     }
 }
 
+/* A loss note, as the writer itself would have left it. */
+static void chunk_loss(struct pool *pool, const struct loss *loss)
+{
+    unsigned char note[3 * CALLSIGHT_NOTE_PIECE_BYTES] = { 0 };
+    put_le(note, CALLSIGHT_LOSS_NOTE_BYTES, 2);
+    put_le(note + 2, loss->cause, 4);
+    put_le(note + 6, loss->events, 8);
+    put_le(note + 14, loss->first, 8);
+    put_le(note + 22, loss->last, 8);
+    chunk_note(pool, loss->tid, loss->ts, CALLSIGHT_NOTE_LOSS, note, 3);
+}
+
 static void note_torn(struct pool *pool, const struct page *page, uint32_t events)
 {
     struct loss loss = { page->tid, CALLSIGHT_CAUSE_TORN, events, page->last_ts, 0, 0 };
-    chunk_note(pool, &loss);
+    chunk_loss(pool, &loss);
     pool->chunk_torn += events;
 }

@@ -117,13 +117,13 @@ static void tell_untold(struct pool *pool, uint32_t index)
             writer->tid, cause, events, ts, writer->untold_first, writer->untold_last,
         };
         if (events > 0)
-            chunk_note(pool, &loss);
+            chunk_loss(pool, &loss);
         left -= events;
     }
     struct loss rest = { writer->tid, CALLSIGHT_CAUSE_FULL, left, writer->untold_last,
                          writer->untold_first, writer->untold_last };
     if (left > 0)
-        chunk_note(pool, &rest);
+        chunk_loss(pool, &rest);
 }
 
 /* A writer killed between counting a drop and numbering it: its pages and drops tell the number. */
@@ -273,6 +273,7 @@ static void tell_dropped(struct pool *pool)
 /* What is done now and then, behind a pass that has looked at every page. */
 static void sweep(struct pool *pool)
 {
+    tell_names(pool);
     free_orphans(pool);
     free_writers(pool);
     free_processes(pool);

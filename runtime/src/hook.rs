@@ -126,8 +126,11 @@ unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_pointer
         return;
     }
     pay_notes(thread);
+    let windows = thread.windows;
     let ts = clock::now();
     match store(thread, ts, func, call_site, tail) {
+        // A new window has room for what is still owed.
+        Ok(()) if thread.windows != windows => pay_notes(thread),
         Ok(()) => {}
         Err(Some(cause)) => count_loss(thread, cause, ts),
         // Closed between the question above and the answer.
@@ -349,8 +352,9 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
         return Ok(None);
     }
     thread.windows = thread.windows.wrapping_add(1);
-    if (2..=4).contains(&thread.windows) {
-        // Threads get their names after their first hooks.
+    if sink != Sink::Ring && (2..=4).contains(&thread.windows) {
+        // Threads get their names after their first hooks. For those of a ring the drain asks:
+        // there no hook makes a system call once its thread has begun.
         thread.flags |= OWES_NAME;
     }
     match sink {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::place::{callsight, peer, root};
-use crate::{Ran, Shell};
+use crate::{Built, Ran, Report, Shell};
 
 /// How long anything here may take before the test says that it hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -223,4 +223,21 @@ fn wait(child: &mut Child, what: &str) {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Streams one run of `program` over loopback: what the program did, the drain's words, the report.
+pub fn streamed(program: &Built, arguments: &str, ring_bytes: u64) -> (Ran, Ran, Report) {
+    let ring = Ring::new();
+    let shell = program.tracing();
+    let server = Server::ours(&shell, &["--out", "traces"]);
+    let drain = Drain::ours(&shell, &ring, server.port);
+    let ran = shell
+        .env("TRACE_SHM", ring.name())
+        .env("TRACE_SHM_SIZE", ring_bytes.to_string())
+        .run(&format!("exec ./prog {arguments}"));
+    let drained = drain.finish();
+    server.stop();
+    assert_eq!(drained.code, 0, "{drained}");
+    assert!(!ring.exists(), "the drain leaves no ring behind");
+    (ran, drained, program.report())
 }

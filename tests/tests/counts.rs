@@ -1,27 +1,10 @@
 //! Every call arrives or is counted as lost: reports against the independent count, by file and
 //! through ring, drain and server.
 
-use callsight_tests::{Built, Drain, Hooks, Program, Ran, Report, Ring, Server};
+use callsight_tests::{Drain, Hooks, Program, Ring, Server, streamed};
 
 const FANOUT: &str = include_str!("../programs/fanout.c");
 const PRODUCER: &str = include_str!("../programs/producer.c");
-
-/// Streams one run of `program` over loopback: what the program did, the drain's words, the report.
-fn streamed(program: &Built, arguments: &str, ring_bytes: u64) -> (Ran, Ran, Report) {
-    let ring = Ring::new();
-    let shell = program.tracing();
-    let server = Server::ours(&shell, &["--out", "traces"]);
-    let drain = Drain::ours(&shell, &ring, server.port);
-    let ran = shell
-        .env("TRACE_SHM", ring.name())
-        .env("TRACE_SHM_SIZE", ring_bytes.to_string())
-        .run(&format!("exec ./prog {arguments}"));
-    let drained = drain.finish();
-    server.stop();
-    assert_eq!(drained.code, 0, "{drained}");
-    assert!(!ring.exists(), "the drain leaves no ring behind");
-    (ran, drained, program.report())
-}
 
 /// Enters and exits of a run, as the counting hook saw them, with calls by function.
 fn truth(program: &Program, arguments: &str) -> (u64, callsight_tests::Calls) {

@@ -1,7 +1,7 @@
 //! Budgets, full disks, small memory, sandboxes: the program goes on as if untraced, and what is
 //! missing is counted.
 
-use callsight_tests::{Hooks, Program, Ran, Report, Ring, skip};
+use callsight_tests::{Drain, Hooks, Program, Ran, Report, Ring, Server, skip};
 
 const LOOP: &str = r#"
     #include <signal.h>
@@ -148,7 +148,7 @@ fn a_foreign_object_under_the_rings_name_is_refused() {
 }
 
 #[test]
-fn a_sandbox_that_allows_only_write_kills_nothing() {
+fn hooks_into_a_ring_make_no_system_call() {
     let program = Program::c(
         r#"
         #include <linux/audit.h>
@@ -178,10 +178,18 @@ fn a_sandbox_that_allows_only_write_kills_nothing() {
         }"#,
     )
     .build(Hooks::Ours);
-    let (ran, report) = program.traced("");
+    let ring = Ring::new();
+    let shell = program.tracing();
+    let server = Server::ours(&shell, &["--out", "traces"]);
+    let drain = Drain::ours(&shell, &ring, server.port);
+    // Small: pages are claimed, and some of their claims fail.
+    let small = shell.env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", "1000000");
+    let ran = small.run("exec ./prog");
     assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{ran}");
+    assert_eq!(drain.finish().code, 0);
+    server.stop();
     // main, two calls of work, 100,010 of leaf; main does not return.
-    adds_up(&report, 2 * 100_012 + 1);
+    adds_up(&program.report(), 2 * 100_012 + 1);
 }
 
 #[test]

@@ -1,0 +1,68 @@
+/* Names of threads. Most are given after a thread's first hooks, and a hook that asked again would
+ * make a system call; so the drain asks, on the machine both run on.
+ */
+
+/* Asked for at first soon, then ever less often. */
+#define FIRST_ASK_NS (50 * MS)
+#define LAST_ASK_NS (2000 * MS)
+
+static size_t read_thread_name(const struct page *page, char *name, size_t name_bytes)
+{
+    char path[64], text[64];
+    snprintf(path, sizeof path, "/proc/%" PRIu32 "/task/%" PRIu32 "/comm", page->pid, page->tid);
+    size_t count = read_text(path, text, sizeof text);
+    if (count > 0 && text[count - 1] == '\n')
+        count--;
+    count = count < name_bytes - 1 ? count : name_bytes - 1;
+    memset(name, 0, name_bytes);
+    memcpy(name, text, count);
+    return count;
+}
+
+/* Whether a note may stand behind what was moved of a page: not between the pieces of another. */
+static int is_between_notes(const struct pool *pool, uint32_t index)
+{
+    const struct page *page = &pool->pages[index];
+    const struct callsight_event *last
+        = (const void *)(page_bytes_at(pool, index) + page->read - EVENT_BYTES);
+    return page->read > PAGE_START && last->kind != CALLSIGHT_KIND_MARKER;
+}
+
+static void tell_name(struct pool *pool, uint32_t index)
+{
+    const struct page *page = &pool->pages[index];
+    struct slot *slot = &pool->slots[page->slot];
+    unsigned char note[2 * CALLSIGHT_NOTE_PIECE_BYTES] = { 0 };
+    char name[sizeof slot->name];
+    if (slot->named_tid != page->tid) {
+        slot->named_tid = page->tid;
+        slot->asked_ns = pool->now_ns;
+        slot->ask_every_ns = FIRST_ASK_NS;
+        slot->name[0] = 0;
+    }
+    if (pool->now_ns - slot->asked_ns < slot->ask_every_ns || !is_between_notes(pool, index))
+        return;
+    slot->asked_ns = pool->now_ns;
+    slot->ask_every_ns = slot->ask_every_ns * 2 < LAST_ASK_NS ? slot->ask_every_ns * 2
+                                                              : LAST_ASK_NS;
+    size_t count = read_thread_name(page, name, sizeof name);
+    if (count == 0 || memcmp(name, slot->name, sizeof name) == 0)
+        return;
+    memcpy(slot->name, name, sizeof name);
+    put_le(note, count, 2);
+    memcpy(note + 2, name, count);
+    chunk_note(pool, page->tid, page->last_ts, CALLSIGHT_NOTE_THREAD_NAME, note,
+               (uint32_t)((count + 2 + CALLSIGHT_NOTE_PIECE_BYTES - 1)
+                          / CALLSIGHT_NOTE_PIECE_BYTES));
+}
+
+/* Tells the names of the threads that write now, where they have changed. */
+static void tell_names(struct pool *pool)
+{
+    for (uint32_t index = 0; index < pool->ring->layout.page_count; index++) {
+        const struct page *page = &pool->pages[index];
+        if (page->known && !page->retired && !page->over)
+            tell_name(pool, index);
+    }
+    chunk_send(pool);
+}
