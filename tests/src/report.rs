@@ -51,6 +51,13 @@ impl Report {
         self.losses().iter().map(|(_, events)| events).sum()
     }
 
+    /// Names of the threads, one each.
+    pub fn thread_names(&self) -> Vec<String> {
+        let threads = self.json["per_thread"].as_array().expect("threads");
+        let name = |thread: &Value| thread["name"].as_str().unwrap_or_default().to_owned();
+        threads.iter().map(name).collect()
+    }
+
     /// The rows, one a function.
     pub fn rows(&self) -> &[Value] {
         self.json["rows"].as_array().expect("rows")
