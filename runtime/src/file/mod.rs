@@ -1,0 +1,291 @@
+//! The file sink: windows cut from mapped segment files, shared by all threads of the process.
+//!
+//! `<dir>/trace.<pid>.<tid>.<seq>.bin`. Blocks are reserved before a window is handed out, so a
+//! store never meets a full disk; no descriptor is kept open. One window stays in reserve for
+//! what must be said when no more can be stored: why, and what each thread lost from then on,
+//! counted in place, so that even a killed process leaves exact numbers.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+
+use callsight_format::{
+    Cause, EVENT_BYTES, FILE_HEADER_MAPPED_BYTES, FILE_WINDOW_BYTES, LossNote, MARK_CLOCK,
+    MARK_MAX_EVENTS, MARK_WRAP, StopReason,
+};
+
+mod segment;
+mod state;
+
+use segment::{NO_SEGMENT, count_events};
+use state::{State, Stop};
+
+use crate::bytes::{Held, Lock, Shared};
+use crate::hook::{self, Window};
+use crate::sys;
+use crate::threads::{self, Slot, Thread};
+use crate::{clock, config, notes};
+
+/// Bytes of a window.
+pub const WINDOW_BYTES: usize = FILE_WINDOW_BYTES;
+/// First and largest step by which a segment grows.
+const FIRST_STEP_BYTES: usize = 4 * WINDOW_BYTES;
+const LARGEST_STEP_BYTES: usize = 1 << 20;
+/// Address space of a segment where its size is not limited.
+const UNLIMITED_SEGMENT_BYTES: u64 = 4 << 30;
+/// Segments whose mappings are remembered; the events of older ones are all in place.
+const REMEMBERED: usize = 64;
+/// A filled segment stays mapped until this many more were begun: a hook that a signal handler
+/// interrupted may still have to store into it.
+const KEPT_MAPPED: usize = 4;
+/// Most records that [`close`] adds: what was stored in vain, the end, the clock.
+const CLOSING_RECORDS: usize = 3;
+
+static STATE: Shared<State> = Shared::new(State {
+    segments: [NO_SEGMENT; REMEMBERED],
+    count: 0,
+    next_seq: 0,
+    total_bytes: 0,
+    wrapped: false,
+    stored_in_vain: 0,
+    reserve: 0,
+    reserve_end: 0,
+    closed_end: 0,
+});
+/// Guards [`STATE`].
+static LOCK: Lock = Lock::new();
+/// Nothing more is stored.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+/// Cause of losses since then.
+static STOP_CAUSE: AtomicU32 = AtomicU32::new(0);
+/// Losses of threads without a place of their own, and where they are counted.
+static SHARED_LOST: AtomicU64 = AtomicU64::new(0);
+static SHARED_LOSS_WORD: AtomicU64 = AtomicU64::new(0);
+
+struct Locked {
+    _held: Held<'static>,
+}
+
+impl Locked {
+    /// Callers have blocked signals.
+    fn take() -> Locked {
+        Locked { _held: LOCK.take() }
+    }
+
+    fn state(&mut self) -> &mut State {
+        // SAFETY: the lock is held, and the borrow ends with it.
+        unsafe { &mut *STATE.get() }
+    }
+}
+/// A forked child starts files of its own; the parent's mappings stay, unused.
+pub fn after_fork() {
+    LOCK.reset();
+    // SAFETY: a freshly forked process has one thread.
+    let state = unsafe { &mut *STATE.get() };
+    state.count = 0;
+    state.next_seq = 0;
+    state.total_bytes = 0;
+    state.wrapped = false;
+    state.stored_in_vain = 0;
+    state.reserve = 0;
+    state.reserve_end = 0;
+    state.closed_end = 0;
+    STOPPED.store(false, Relaxed);
+    SHARED_LOST.store(0, Relaxed);
+    SHARED_LOSS_WORD.store(0, Relaxed);
+}
+
+/// The next window for `thread`.
+///
+/// # Errors
+/// Why nothing more is stored.
+pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
+    let stopped = || Some(Cause::from_number(STOP_CAUSE.load(Relaxed)).unwrap_or(Cause::Io));
+    if STOPPED.load(Acquire) {
+        return Err(stopped());
+    }
+    let mut lock = Locked::take();
+    if STOPPED.load(Acquire) {
+        return Err(stopped());
+    }
+    if lock.state().closed_end != 0 {
+        return Err(None);
+    }
+    lock.state().next_window(thread.tid()).map_err(|stop| {
+        lock.state().stop(thread.tid(), &stop);
+        stopped()
+    })
+}
+
+/// The thread has the window at `first`, and is done with the one before.
+pub fn opened(thread: &Thread, first: usize) {
+    if let Some(slot) = slot_of(thread) {
+        let in_vain = leave_evicted(slot);
+        if in_vain > 0 {
+            Locked::take().state().stored_in_vain += in_vain;
+        }
+        slot.window.store(first & !(WINDOW_BYTES - 1), Release);
+    }
+}
+
+/// How many events were stored into the slot's window after its segment was rotated away.
+fn leave_evicted(slot: &Slot) -> u64 {
+    match slot.evicted.swap(0, AcqRel) {
+        0 => 0,
+        counted => {
+            let window = slot.window.load(Acquire);
+            count_events(window, window + WINDOW_BYTES).saturating_sub(u64::from(counted) - 1)
+        }
+    }
+}
+
+fn slot_of(thread: &Thread) -> Option<&'static Slot> {
+    // SAFETY: a place in a static table, or null.
+    unsafe { thread.slot.as_ref() }
+}
+/// Counts an event that `thread` could not store.
+pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
+    let slot = slot_of(thread);
+    if let Some(slot) = slot {
+        let lost = slot.lost.fetch_add(1, Relaxed) + 1;
+        let word = slot.loss_word.load(Relaxed);
+        if word != 0 {
+            write_count(word, cause, lost);
+            return;
+        }
+        if lost > 1 {
+            // No room in the reserve: among the shared ones, below.
+            slot.lost.fetch_sub(1, Relaxed);
+        } else if let Some(word) = begin_note(thread, cause, ts) {
+            slot.loss_word.store(word, Relaxed);
+            return;
+        }
+    }
+    let lost = SHARED_LOST.fetch_add(1, Relaxed) + 1;
+    let word = SHARED_LOSS_WORD.load(Relaxed) as usize;
+    if word != 0 {
+        write_count(word, cause, lost);
+    }
+}
+
+/// The count in place: one store, whole at any moment.
+fn write_count(word: usize, cause: Cause, events: u64) {
+    let note = LossNote { cause: cause as u32, events, first: 0, last: 0 };
+    // SAFETY: in the reserve of a mapped segment, or 0, which callers exclude.
+    unsafe { (*(word as *const AtomicU64)).store(notes::loss_count_word(&note), Relaxed) };
+}
+
+fn begin_note(thread: &Thread, cause: Cause, ts: u64) -> Option<usize> {
+    let _blocked = sys::SignalsBlocked::new();
+    let mut lock = Locked::take();
+    let state = lock.state();
+    let tid = thread.tid();
+    // The first loss also makes the shared note, so that there is room for it.
+    if SHARED_LOSS_WORD.load(Relaxed) == 0 {
+        let none = LossNote { cause: cause as u32, events: 0, first: 0, last: 0 };
+        let word = state.begin_loss_note(tid, &none).unwrap_or(0);
+        SHARED_LOSS_WORD.store(word as u64, Relaxed);
+    }
+    let note = LossNote { cause: cause as u32, events: 1, first: ts, last: 0 };
+    state.begin_loss_note(tid, &note)
+}
+
+/// `TRACE_MAX` is used up: recording stops.
+pub fn stop_at_limit(thread: &Thread) {
+    if STOPPED.load(Acquire) {
+        return;
+    }
+    let payload = config::get().max_events;
+    let stop = Stop { marker: MARK_MAX_EVENTS, payload, cause: Cause::Budget };
+    let mut lock = Locked::take();
+    lock.state().stop(thread.tid(), &stop);
+}
+
+/// Puts the files into the form that any reader takes: no unused slot before the end, the
+/// closing anchor as the last record. Signals are blocked and hooks go the slow way.
+pub fn close() {
+    let mut lock = Locked::take();
+    let state = lock.state();
+    let tid = sys::gettid();
+    let (ticks, ns) = clock::anchor();
+    let Some(current) = state.current().copied() else { return };
+    let mut end = current.base + current.next;
+    for slot in threads::slots() {
+        let window = slot.window.load(Acquire);
+        let owned = state.segments.iter().take(state.count).any(|segment| segment.holds(window));
+        if window != 0 && owned {
+            let used = end_of_window(window);
+            // Only a window that nobody stores into any more can lose its end.
+            if window + WINDOW_BYTES == end && slot.tid.load(Relaxed) == tid {
+                end = used;
+            } else {
+                hook::pad(used, window + WINDOW_BYTES, ticks, hook::marker_tail(tid));
+            }
+        }
+    }
+    if state.reserve != 0 && state.reserve_end == end {
+        end = state.reserve;
+    }
+    let in_vain: u64 = threads::slots().map(leave_evicted).sum();
+    let in_vain = in_vain + core::mem::take(&mut state.stored_in_vain);
+    let Some(segment) = state.current() else { return };
+    let Ok(file) = segment.reopen() else { return };
+    if end + CLOSING_RECORDS * EVENT_BYTES > segment.base + segment.allocated {
+        return;
+    }
+    if in_vain > 0 {
+        hook::put_marker(end, tid, ticks, MARK_WRAP, in_vain);
+        end += EVENT_BYTES;
+    }
+    notes::stop(StopReason::End, b"", &mut |func, site| {
+        hook::put_marker(end, tid, ticks, func, site);
+        end += EVENT_BYTES;
+        true
+    });
+    if clock::is_ticks() {
+        hook::put_marker(end, tid, ticks, MARK_CLOCK, ns);
+        end += EVENT_BYTES;
+    }
+    let bytes = end - segment.base;
+    if file.truncate(bytes).is_ok() {
+        segment.allocated = bytes;
+        state.closed_end = bytes;
+    }
+}
+
+/// Behind the last event of a window.
+fn end_of_window(window: usize) -> usize {
+    let mut end = window + WINDOW_BYTES;
+    let floor = window + if is_first_of_file(window) { FILE_HEADER_MAPPED_BYTES } else { 0 };
+    // SAFETY: the window is mapped and has blocks.
+    while end > floor && unsafe { *((end - EVENT_BYTES) as *const u64) } == 0 {
+        end -= EVENT_BYTES;
+    }
+    end
+}
+
+fn is_first_of_file(window: usize) -> bool {
+    // SAFETY: the window is mapped and has blocks.
+    let start = unsafe { *(window as *const u64) };
+    start == u64::from_ne_bytes(callsight_format::FILE_MAGIC)
+}
+
+/// Stores an event behind the closing anchor's place, and the anchor anew behind it.
+pub fn append_late(thread: &mut Thread, event: [u64; 4]) {
+    let mut lock = Locked::take();
+    let state = lock.state();
+    let end = state.closed_end;
+    let Some(segment) = state.current() else { return };
+    if end == 0 || STOPPED.load(Acquire) {
+        return;
+    }
+    let Ok(file) = segment.reopen() else { return };
+    let anchored = clock::is_ticks();
+    let at = if anchored { end - EVENT_BYTES } else { end };
+    let (ticks, ns) = clock::anchor();
+    let records = [event, [ticks, MARK_CLOCK, ns, hook::marker_tail(thread.tid())]];
+    let bytes = if anchored { 2 * EVENT_BYTES } else { EVENT_BYTES };
+    // SAFETY: two records are 64 bytes.
+    let raw = unsafe { core::slice::from_raw_parts(records.as_ptr().cast::<u8>(), bytes) };
+    if file.write_at(raw, at).is_ok() {
+        state.closed_end = at + bytes;
+    }
+}

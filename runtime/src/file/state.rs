@@ -1,0 +1,377 @@
+//! The segments of a process: grown, rotated, ended. All of it under the lock of the sink.
+
+use core::sync::atomic::Ordering::*;
+
+use callsight_format::{
+    Cause, EVENT_BYTES, FILE_HEADER_MAPPED_BYTES, FLAG_WRAPPED, FileHeader, LossNote, MARK_BUDGET,
+    MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR,
+};
+
+use super::segment::{NO_SEGMENT, Segment, count_events};
+use super::{
+    CLOSING_RECORDS, FIRST_STEP_BYTES, KEPT_MAPPED, LARGEST_STEP_BYTES, REMEMBERED, STOP_CAUSE,
+    STOPPED, UNLIMITED_SEGMENT_BYTES, WINDOW_BYTES,
+};
+use crate::bytes::Text;
+use crate::hook::{self, Window};
+use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
+use crate::{clock, config, notes, process, threads};
+
+pub(super) struct State {
+    /// The current one is the last.
+    pub(super) segments: [Segment; REMEMBERED],
+    pub(super) count: usize,
+    pub(super) next_seq: u32,
+    /// Bytes of all files that exist.
+    pub(super) total_bytes: u64,
+    pub(super) wrapped: bool,
+    /// Events stored into windows whose segment was already rotated away, not yet told.
+    pub(super) stored_in_vain: u64,
+    /// The reserve: where the next record goes, and its end; 0 until recording stopped.
+    pub(super) reserve: usize,
+    pub(super) reserve_end: usize,
+    /// End of the file once it was closed: behind the closing anchor.
+    pub(super) closed_end: usize,
+}
+/// Why recording stops, as marker and payload.
+pub(super) struct Stop {
+    pub(super) marker: u64,
+    pub(super) payload: u64,
+    pub(super) cause: Cause,
+}
+
+impl Stop {
+    pub(super) fn budget() -> Stop {
+        Stop { marker: MARK_BUDGET, payload: config::get().max_bytes, cause: Cause::Budget }
+    }
+
+    pub(super) fn io(errno: isize) -> Stop {
+        if errno == sys::ENOSPC {
+            let floor = config::get().min_free_bytes;
+            return Stop { marker: MARK_NO_SPACE, payload: floor, cause: Cause::Io };
+        }
+        Stop { marker: MARK_WRITE_ERROR, payload: errno as u64, cause: Cause::Io }
+    }
+}
+impl State {
+    pub(super) fn current(&mut self) -> Option<&mut Segment> {
+        self.segments.get_mut(self.count.checked_sub(1)?)
+    }
+
+    pub(super) fn next_window(&mut self, tid: u32) -> Result<Window, Stop> {
+        if self.count == 0 {
+            return self.open_segment(tid);
+        }
+        if !self.has_room()
+            && let Err(stop) = self.grow()
+        {
+            // The segment is as large as it may be: begin another.
+            let full = self.current().is_some_and(|segment| segment.is_full());
+            return if full { self.rotate(tid) } else { Err(stop) };
+        }
+        let segment = self.current().ok_or(Stop::io(0))?;
+        let first = segment.base + segment.next;
+        segment.next += WINDOW_BYTES;
+        Ok(Window { first, end: first + WINDOW_BYTES })
+    }
+
+    /// Whether a window can be handed out with one left in reserve.
+    pub(super) fn has_room(&mut self) -> bool {
+        self.current().is_some_and(|segment| segment.next + 2 * WINDOW_BYTES <= segment.allocated)
+    }
+
+    /// Bytes that `TRACE_MAX_MB` leaves.
+    pub(super) fn budget_left(&self) -> u64 {
+        match config::get().max_bytes {
+            0 => u64::MAX,
+            max => max.saturating_sub(self.total_bytes),
+        }
+    }
+
+    /// Reserves more of the current segment's file.
+    pub(super) fn grow(&mut self) -> Result<(), Stop> {
+        let left = self.budget_left();
+        let segment = self.current().ok_or(Stop::io(0))?;
+        let step = segment.allocated.clamp(FIRST_STEP_BYTES, LARGEST_STEP_BYTES);
+        let room = (segment.limit - segment.allocated) as u64;
+        let step = (step as u64).min(room).min(left) as usize & !(WINDOW_BYTES - 1);
+        if step == 0 {
+            return Err(Stop::budget());
+        }
+        let file = segment.reopen().map_err(Stop::io)?;
+        check_space(&file, step)?;
+        let (from, to) = (segment.allocated, segment.allocated + step);
+        if to as u64 > sys::file_size_limit() {
+            segment.limit = segment.allocated;
+            return Err(Stop::io(sys::EFBIG));
+        }
+        file.reserve(from, to).map_err(Stop::io)?;
+        sys::populate(segment.base + from, step);
+        segment.allocated = to;
+        self.total_bytes += step as u64;
+        Ok(())
+    }
+
+    /// Begins the next segment, in place of the oldest where the capture is to wrap.
+    pub(super) fn rotate(&mut self, tid: u32) -> Result<Window, Stop> {
+        let mut lost_events = core::mem::take(&mut self.stored_in_vain);
+        if config::get().wrap {
+            while self.budget_left() < self.segment_limit() as u64 && self.count > 1 {
+                lost_events += self.drop_oldest();
+            }
+        }
+        // Only with the next one open: the reserve of this one is needed when that fails.
+        let window = self.open_segment(tid)?;
+        self.trim_previous();
+        self.forget_old();
+        if lost_events == 0 {
+            return Ok(window);
+        }
+        hook::put_marker(window.first, tid, clock::now(), MARK_WRAP, lost_events);
+        Ok(Window { first: window.first + EVENT_BYTES, end: window.end })
+    }
+
+    /// Most bytes of a segment, a multiple of a window.
+    pub(super) fn segment_limit(&self) -> usize {
+        let config = config::get();
+        let mut limit = match config.segment_bytes {
+            0 => UNLIMITED_SEGMENT_BYTES,
+            bytes => bytes,
+        };
+        if config.max_bytes > 0 {
+            // While wrapping, the newest quarter goes at a time, not all.
+            let parts = if config.wrap { 4 } else { 1 };
+            limit = limit.min(config.max_bytes / parts);
+        }
+        let limit = limit.min(sys::file_size_limit()).max(2 * WINDOW_BYTES as u64);
+        limit as usize & !(WINDOW_BYTES - 1)
+    }
+
+    /// Gives the unused end of the segment before the current one back to the file system.
+    pub(super) fn trim_previous(&mut self) {
+        let mut freed = 0;
+        if let Some(index) = self.count.checked_sub(2)
+            && let Some(segment) = self.segments.get_mut(index)
+            && let Ok(file) = segment.reopen()
+            && file.truncate(segment.next).is_ok()
+        {
+            freed = segment.allocated - segment.next;
+            segment.allocated = segment.next;
+        }
+        self.total_bytes -= freed as u64;
+    }
+
+    /// Unmaps what no thread writes to any more, and makes room in the list.
+    pub(super) fn forget_old(&mut self) {
+        let mut kept = 0;
+        for index in 0..self.count {
+            let Some(mut segment) = self.segments.get(index).copied() else { break };
+            let old = index + KEPT_MAPPED < self.count;
+            if old && segment.base != 0 && !segment.is_written() && !config::get().wrap {
+                sys::unmap(segment.base, segment.limit);
+                segment.base = 0;
+            }
+            let crowded = self.count >= REMEMBERED && index == 0;
+            if segment.base == 0 || crowded {
+                continue;
+            }
+            if let Some(place) = self.segments.get_mut(kept) {
+                *place = segment;
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
+
+    /// Removes the oldest segment's file; how many events went with it.
+    pub(super) fn drop_oldest(&mut self) -> u64 {
+        let Some(oldest) = self.segments.first().copied() else { return 0 };
+        let events = oldest.count_events();
+        if let Some(path) = oldest.path().terminated() {
+            sys::unlink(path);
+        }
+        self.total_bytes -= oldest.allocated as u64;
+        self.wrapped = true;
+        // Threads that still hold a window of it go on storing there: those events are lost too.
+        for slot in threads::slots().filter(|slot| oldest.holds(slot.window.load(Acquire))) {
+            let window = slot.window.load(Acquire);
+            let counted = count_events(window, window + WINDOW_BYTES) as u32;
+            slot.evicted.store(counted + 1, Release);
+        }
+        if !oldest.is_written() {
+            sys::unmap(oldest.base, oldest.limit);
+        }
+        for index in 1..self.count {
+            let next = self.segments.get(index).copied().unwrap_or(NO_SEGMENT);
+            if let Some(place) = self.segments.get_mut(index - 1) {
+                *place = next;
+            }
+        }
+        self.count -= 1;
+        events
+    }
+
+    /// Makes the next segment file, with header and the notes every segment starts with, and
+    /// gives its first window.
+    pub(super) fn open_segment(&mut self, tid: u32) -> Result<Window, Stop> {
+        let limit = self.segment_limit();
+        if self.budget_left() < 2 * WINDOW_BYTES as u64 {
+            return Err(Stop::budget());
+        }
+        let mut segment = Segment { opener_tid: tid, limit, ..NO_SEGMENT };
+        let file = self.create_file(&mut segment)?;
+        if let Err(stop) = self.fill_first_windows(&mut segment, &file) {
+            if let Some(path) = segment.path().terminated() {
+                sys::unlink(path);
+            }
+            return Err(stop);
+        }
+        let Some(place) = self.segments.get_mut(self.count) else { return Err(Stop::io(0)) };
+        *place = segment;
+        self.count += 1;
+        self.write_head(tid)
+    }
+
+    pub(super) fn create_file(&mut self, segment: &mut Segment) -> Result<Fd, Stop> {
+        if self.next_seq == 0 {
+            make_directories();
+        }
+        loop {
+            segment.seq = self.next_seq;
+            self.next_seq += 1;
+            let mut path = segment.path();
+            let path = path.terminated().ok_or(Stop::io(sys::ENOENT))?;
+            match Fd::open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0o644) {
+                Err(sys::EEXIST) => {}
+                opened => return opened.map_err(Stop::io),
+            }
+        }
+    }
+
+    pub(super) fn fill_first_windows(
+        &mut self,
+        segment: &mut Segment,
+        file: &Fd,
+    ) -> Result<(), Stop> {
+        let left = self.budget_left() as usize & !(WINDOW_BYTES - 1);
+        let bytes = FIRST_STEP_BYTES.min(segment.limit).min(left);
+        check_space(file, bytes)?;
+        if bytes as u64 > sys::file_size_limit() {
+            return Err(Stop::io(sys::EFBIG));
+        }
+        file.reserve(0, bytes).map_err(Stop::io)?;
+        segment.map(file).map_err(Stop::io)?;
+        segment.allocated = bytes;
+        self.total_bytes += bytes as u64;
+        sys::populate(segment.base, bytes);
+        let me = process::identity();
+        let mut header = FileHeader::new(clock::origin(), me.pid, segment.seq);
+        header.header_size = FILE_HEADER_MAPPED_BYTES as u32;
+        header.flags |= if self.wrapped { FLAG_WRAPPED } else { 0 };
+        // SAFETY: the first bytes of a mapping of ours.
+        unsafe { (segment.base as *mut FileHeader).write(header) };
+        segment.next = FILE_HEADER_MAPPED_BYTES;
+        Ok(())
+    }
+
+    /// The notes at the head of a segment; what is left of the window they end in is the first
+    /// one handed out.
+    pub(super) fn write_head(&mut self, tid: u32) -> Result<Window, Stop> {
+        let mut full = None;
+        let mut put = |func, site| match self.head_slot() {
+            Ok(slot) => {
+                hook::put_marker(slot, tid, clock::now(), func, site);
+                true
+            }
+            Err(stop) => {
+                full = Some(stop);
+                false
+            }
+        };
+        let _ = notes::process(notes::Again::Yes, &mut put)
+            && process::tell_ring_trouble(&mut put)
+            && notes::modules(true, &mut put);
+        if let Some(stop) = full {
+            return Err(stop);
+        }
+        let segment = self.current().ok_or(Stop::io(0))?;
+        let first = segment.base + segment.next;
+        segment.next = (segment.next / WINDOW_BYTES + 1) * WINDOW_BYTES;
+        Ok(Window { first, end: segment.base + segment.next })
+    }
+
+    /// The next slot of the head; always with a slot behind it in the same window.
+    pub(super) fn head_slot(&mut self) -> Result<usize, Stop> {
+        let segment = self.current().ok_or(Stop::io(0))?;
+        let slot = segment.next;
+        if slot + 2 * WINDOW_BYTES > segment.allocated {
+            self.grow()?;
+        }
+        let segment = self.current().ok_or(Stop::io(0))?;
+        segment.next += EVENT_BYTES;
+        Ok(segment.base + slot)
+    }
+
+    /// Ends recording: says why in the reserve.
+    pub(super) fn stop(&mut self, tid: u32, stop: &Stop) {
+        STOP_CAUSE.store(stop.cause as u32, Relaxed);
+        if let Some(segment) = self.current() {
+            let reserve = segment.base + segment.next.next_multiple_of(WINDOW_BYTES);
+            let end = segment.base + segment.allocated;
+            if reserve + WINDOW_BYTES <= end {
+                segment.next = reserve + WINDOW_BYTES - segment.base;
+                hook::put_marker(reserve, tid, clock::now(), stop.marker, stop.payload);
+                self.reserve = reserve + EVENT_BYTES;
+                self.reserve_end = reserve + WINDOW_BYTES;
+            }
+        }
+        STOPPED.store(true, Release);
+    }
+
+    /// Slots in the reserve for a loss note of one event; where its count stands.
+    pub(super) fn begin_loss_note(&mut self, tid: u32, note: &LossNote) -> Option<usize> {
+        let start = self.reserve;
+        if start == 0
+            || start + (notes::LOSS_RECORDS + CLOSING_RECORDS) * EVENT_BYTES > self.reserve_end
+        {
+            return None;
+        }
+        let mut at = start;
+        notes::loss(note, &mut |func, site| {
+            hook::put_marker(at, tid, clock::now(), func, site);
+            at += EVENT_BYTES;
+            true
+        });
+        self.reserve = at;
+        // `call_site` of the first record: see `notes::loss_count_word`.
+        Some(start + 16)
+    }
+}
+/// Refuses to go below `TRACE_MIN_FREE_MB`.
+pub(super) fn check_space(file: &Fd, step: usize) -> Result<(), Stop> {
+    let floor = config::get().min_free_bytes;
+    match file.free_bytes() {
+        Some(free) if floor > 0 && free < floor.saturating_add(step as u64) => {
+            Err(Stop::io(sys::ENOSPC))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the capture directory and its parents; what fails shows when the file is opened.
+pub(super) fn make_directories() {
+    let directory = config::get().directory.as_bytes();
+    let mut path = Text::<520>::new();
+    for (at, &byte) in directory.iter().enumerate() {
+        if byte == b'/'
+            && at > 0
+            && let Some(parent) = path.terminated()
+        {
+            let _ = sys::make_directory(parent);
+        }
+        path.push_byte(byte);
+    }
+    if let Some(path) = path.terminated() {
+        let _ = sys::make_directory(path);
+    }
+}

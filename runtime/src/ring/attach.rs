@@ -1,0 +1,314 @@
+//! Coming to a ring and leaving it: opened or made, checked, and counted in under its lock.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+use callsight_format::{
+    COMMAND_CLOSED, COMMAND_RECORD, Origin, PROCESS_ATTACHED, PROCESS_DETACHED, PROCESS_FREE,
+    RING_DEFAULT_BYTES, RING_HEADER_BYTES, RING_MAGIC, RING_MIN_BYTES, RING_PROCESSES,
+    RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM, RingHeader, RingLayout, RingProcess,
+};
+
+use super::{
+    BASE, LAYOUT, base, control, free_bits, header, layout, total_dropped, word32, word64, writer,
+};
+use crate::bytes::Text;
+use crate::process::{self, Sink};
+use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
+use crate::{clock, config, proc_fs, stream};
+
+/// A ring file that was opened and mapped.
+pub struct Mapped {
+    /// Address of the header.
+    pub base: usize,
+    /// Its version.
+    pub version: u32,
+    /// Its capacity.
+    pub capacity: u32,
+}
+
+/// Opens the ring of `TRACE_SHM`, or makes it, and attaches this process.
+///
+/// # Errors
+/// Why it cannot be used; files are written instead.
+pub fn attach() -> Result<Sink, &'static [u8]> {
+    // A closed ring loses its name within a moment.
+    for _ in 0..200 {
+        let mapped = open_or_create()?;
+        if mapped.version == RING_VERSION_STREAM {
+            stream::attach(&mapped);
+            return Ok(Sink::Stream);
+        }
+        if attach_to(&mapped)? {
+            return Ok(Sink::Ring);
+        }
+        sys::unmap(mapped.base, RingLayout::of(u64::from(mapped.capacity)).total_bytes as usize);
+        sys::sleep_ns(1_000_000);
+    }
+    Err(b"it is closed and keeps its name; remove it")
+}
+
+/// Attaches to a version 3 ring. `Ok(false)` when it is closed.
+fn attach_to(mapped: &Mapped) -> Result<bool, &'static [u8]> {
+    let _lock = AttachLock::take(mapped.base);
+    if field!(word32, control(mapped.base), command).load(Acquire) == COMMAND_CLOSED {
+        return Ok(false);
+    }
+    let me = process::identity();
+    let entry = free_process(mapped.base).ok_or(&b"112 processes already use it"[..])?;
+    field!(word32, entry, pid).store(me.pid, Relaxed);
+    field!(word64, entry, start).store(me.start, Relaxed);
+    field!(word32, entry, state).store(PROCESS_ATTACHED, Release);
+    field!(word32, header(mapped.base), writers).fetch_add(1, AcqRel);
+    if field!(word64, header(mapped.base), t0_ns).load(Acquire) == 0 {
+        write_origin(mapped.base, &clock::origin());
+    }
+    // SAFETY: see `layout`.
+    unsafe { *LAYOUT.get() = RingLayout::of(u64::from(mapped.capacity)) };
+    BASE.store(mapped.base, Relaxed);
+    Ok(true)
+}
+
+/// Fills the lower half of the header; `t0_ns` last, because it says that the rest is there.
+pub fn write_origin(base: usize, origin: &Origin) {
+    let header = header(base);
+    field!(word32, header, flags).store(origin.flags, Relaxed);
+    field!(word64, header, load_bias).store(origin.load_bias, Relaxed);
+    field!(word64, header, tick_hz).store(origin.tick_hz, Relaxed);
+    field!(word64, header, t0_ticks).store(origin.t0_ticks, Relaxed);
+    field!(word64, header, hook_ns).store(origin.hook_ns, Relaxed);
+    field!(word64, header, t0_ns).store(origin.t0_ns, Release);
+}
+
+/// The count of attached processes.
+pub fn writers(base: usize) -> &'static AtomicU32 {
+    field!(word32, header(base), writers)
+}
+
+/// The words of a version 2 ring that change: lock, head, tail, dropped.
+pub fn stream_words(base: usize) -> (&'static AtomicU32, [&'static AtomicU64; 3]) {
+    let header = header(base);
+    let words = [
+        field!(word64, header, head),
+        field!(word64, header, tail),
+        field!(word64, header, dropped),
+    ];
+    (field!(word32, header, lock), words)
+}
+
+fn process_entries(base: usize) -> impl Iterator<Item = *const RingProcess> {
+    let first = (base + RING_PROCESSES_OFFSET) as *const RingProcess;
+    (0..RING_PROCESSES).map(move |index| first.wrapping_add(index))
+}
+
+/// An entry that is free, or of a process that is gone; the lock is held.
+fn free_process(base: usize) -> Option<*const RingProcess> {
+    let state = |entry: *const RingProcess| field!(word32, entry, state).load(Acquire);
+    if let Some(entry) = process_entries(base).find(|&entry| state(entry) == PROCESS_FREE) {
+        return Some(entry);
+    }
+    let entry = process_entries(base).find(|&entry| is_gone(entry))?;
+    if state(entry) == PROCESS_ATTACHED {
+        field!(word32, header(base), writers).fetch_sub(1, AcqRel);
+    }
+    Some(entry)
+}
+
+fn is_gone(entry: *const RingProcess) -> bool {
+    let pid = field!(word32, entry, pid).load(Relaxed);
+    let start = field!(word64, entry, start).load(Relaxed);
+    sys::process_is_gone(pid) || proc_fs::start_time(pid).is_some_and(|now| now != start)
+}
+
+/// The lock for attaching and detaching, held by a tid; taken over from one that is gone, given
+/// up after half a second: then the work is done without it, which at worst miscounts `writers`.
+struct AttachLock {
+    word: &'static AtomicU32,
+    held: bool,
+}
+
+impl AttachLock {
+    fn take(base: usize) -> AttachLock {
+        let word = field!(word32, header(base), lock);
+        let me = sys::gettid();
+        for round in 0..500 {
+            let owner = word.load(Relaxed);
+            let free = owner == 0 || (round % 16 == 15 && sys::process_is_gone(owner));
+            if free && word.compare_exchange(owner, me, AcqRel, Relaxed).is_ok() {
+                return AttachLock { word, held: true };
+            }
+            sys::sleep_ns(if round < 50 { 20_000 } else { 1_000_000 });
+        }
+        AttachLock { word, held: false }
+    }
+}
+
+impl Drop for AttachLock {
+    fn drop(&mut self) {
+        if self.held {
+            self.word.store(0, Release);
+        }
+    }
+}
+
+fn open_or_create() -> Result<Mapped, &'static [u8]> {
+    let name = config::get().ring_name.as_bytes();
+    if name.contains(&b'/') {
+        return Err(b"its name holds a slash behind the first byte");
+    }
+    let mut path = Text::<300>::new();
+    path.push(b"/dev/shm/").push(name);
+    let Some(path) = path.terminated() else { return Err(b"its name is too long") };
+    for _ in 0..100 {
+        match Fd::open(path, O_RDWR | O_NOFOLLOW, 0) {
+            Ok(file) => return map_existing(&file),
+            Err(sys::ENOENT) => {
+                if let Some(mapped) = create(path)? {
+                    return Ok(mapped);
+                }
+            }
+            Err(_) => return Err(b"it cannot be opened"),
+        }
+    }
+    Err(b"it comes and goes")
+}
+
+/// Checks a ring that is already there.
+fn map_existing(file: &Fd) -> Result<Mapped, &'static [u8]> {
+    let stat = file.stat().map_err(|_| &b"it cannot be examined"[..])?;
+    if stat.uid != sys::geteuid() {
+        return Err(b"it belongs to another user");
+    }
+    if stat.mode & 0o077 != 0 {
+        return Err(b"others may write to it; its mode must be 600");
+    }
+    const TOO_SMALL: &[u8] = b"it is smaller than its header";
+    if stat.size < RING_HEADER_BYTES as u64 {
+        return Err(TOO_SMALL);
+    }
+    let mut raw = [0u64; RING_HEADER_BYTES / 8];
+    // SAFETY: the bytes of an array of integers.
+    let bytes =
+        unsafe { core::slice::from_raw_parts_mut(raw.as_mut_ptr().cast(), RING_HEADER_BYTES) };
+    if file.read_all(bytes) < RING_HEADER_BYTES {
+        return Err(TOO_SMALL);
+    }
+    // SAFETY: 96 bytes of any value are a header.
+    let seen = unsafe { raw.as_ptr().cast::<RingHeader>().read() };
+    if u64::from_ne_bytes(seen.magic) != u64::from_ne_bytes(RING_MAGIC) {
+        return Err(b"it is not a callsight ring");
+    }
+    let layout = RingLayout::of(u64::from(seen.capacity));
+    let (bytes, align) = match seen.version {
+        RING_VERSION => (layout.total_bytes, page_align(&layout)),
+        RING_VERSION_STREAM => (RING_HEADER_BYTES as u64 + u64::from(seen.capacity), 4096),
+        _ => return Err(b"its version is neither 2 nor 3"),
+    };
+    if stat.size != bytes || u64::from(seen.capacity) < RING_MIN_BYTES {
+        return Err(b"its size is not the one its header states");
+    }
+    let base = map(file, bytes, align)?;
+    // SAFETY: the control block is inside the map.
+    let control = unsafe { control(base).read_volatile() };
+    if seen.version == RING_VERSION && !layout.agrees_with(&seen, &control) {
+        sys::unmap(base, bytes as usize);
+        return Err(b"its header contradicts itself");
+    }
+    Ok(Mapped { base, version: seen.version, capacity: seen.capacity })
+}
+
+fn page_align(layout: &RingLayout) -> usize {
+    (layout.page_bytes as usize).max(4096)
+}
+
+fn map(file: &Fd, bytes: u64, align: usize) -> Result<usize, &'static [u8]> {
+    let bytes = (bytes as usize).next_multiple_of(align);
+    sys::reserve_addresses(bytes, align)
+        .and_then(|base| file.map(base, bytes, 0))
+        .map_err(|_| &b"it cannot be mapped"[..])
+}
+
+/// Makes a ring under another name and gives it the right one when it is whole. `Ok(None)` when
+/// somebody else was quicker.
+fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
+    let config = config::get();
+    let asked = if config.ring_bytes == 0 { RING_DEFAULT_BYTES } else { config.ring_bytes };
+    let layout = RingLayout::of(asked);
+    let is_stream = config.ring_version == RING_VERSION_STREAM;
+    let bytes = if is_stream {
+        RING_HEADER_BYTES as u64 + u64::from(layout.capacity)
+    } else {
+        layout.total_bytes
+    };
+    let mut unborn = Text::<320>::new();
+    unborn.push(b"/dev/shm/.callsight-").push_number(u64::from(process::identity().pid));
+    let Some(unborn) = unborn.terminated() else { return Ok(None) };
+    sys::unlink(unborn);
+    let file = Fd::open(unborn, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600)
+        .map_err(|_| &b"it cannot be made in /dev/shm"[..])?;
+    let made = file
+        .reserve(0, bytes as usize)
+        .map_err(|_| &b"/dev/shm has not enough room for it"[..])
+        .and_then(|()| map(&file, bytes, page_align(&layout)));
+    let named = made.map(|base| {
+        initialise(base, &layout, config.ring_version);
+        let named = sys::link(unborn, path).is_ok();
+        if !named {
+            sys::unmap(base, bytes as usize);
+        }
+        named.then_some(Mapped { base, version: config.ring_version, capacity: layout.capacity })
+    });
+    sys::unlink(unborn);
+    named
+}
+
+/// Fills the header of a new, zeroed ring.
+fn initialise(base: usize, layout: &RingLayout, version: u32) {
+    let head = RingHeader {
+        magic: RING_MAGIC,
+        version,
+        capacity: layout.capacity,
+        ..RingHeader::default()
+    };
+    // SAFETY: the map is ours alone until it has a name.
+    unsafe { (base as *mut RingHeader).write(head) };
+    if version == RING_VERSION_STREAM {
+        return;
+    }
+    let words = control(base).cast_mut();
+    // SAFETY: as above.
+    unsafe {
+        (*words).page_bytes = layout.page_bytes;
+        (*words).page_count = layout.page_count;
+        (*words).slot_count = layout.slot_count;
+        (*words).pages_offset = layout.pages_offset;
+        (*words).command = COMMAND_RECORD;
+    }
+    for page in 0..layout.page_count {
+        free_bits(base, page / 64).fetch_or(1 << (page % 64), Relaxed);
+    }
+}
+
+/// The process ends its recording. Its pages stay where they are; the drain takes them over when
+/// the process is gone.
+pub fn detach() {
+    let base = base();
+    if base == 0 {
+        return;
+    }
+    let _lock = AttachLock::take(base);
+    let me = process::identity();
+    let mine = process_entries(base).find(|&entry| {
+        field!(word32, entry, pid).load(Relaxed) == me.pid
+            && field!(word64, entry, start).load(Relaxed) == me.start
+            && field!(word32, entry, state).load(Relaxed) == PROCESS_ATTACHED
+    });
+    let mut lost = field!(word64, control(base), no_slot).load(Relaxed);
+    for slot in 0..layout().slot_count {
+        lost = lost.wrapping_add(total_dropped(writer(slot)));
+    }
+    field!(word64, header(base), dropped).fetch_max(lost, Relaxed);
+    if let Some(entry) = mine {
+        field!(word32, entry, state).store(PROCESS_DETACHED, Release);
+        field!(word32, header(base), writers).fetch_sub(1, AcqRel);
+    }
+}
