@@ -4,12 +4,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use callsight_format::STREAM_PORT;
 use callsight_hub::capture::CaptureLimits;
 use callsight_hub::ingest::{Options, Server};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Receives streams from devices and writes captures
 #[derive(clap::Args)]
@@ -44,8 +45,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say: Box::new(say),
     })?;
     let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
-    ctrlc::set_handler(move || told.store(true, Ordering::Relaxed)).context("catch Ctrl-C")?;
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catch Ctrl-C")?;
+    }
     say(&format!("listening on {}, writing {}", server.local_addr(), out.display()));
     let totals = server.run(&stop);
     say(&format!("ended: {totals}"));
