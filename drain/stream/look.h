@@ -81,14 +81,11 @@ static int page_counts(struct pool *pool, uint32_t index, int second)
 {
     struct page *page = &pool->pages[index];
     struct slot *slot = &pool->slots[page->slot];
+    /* Numbers go on when a thread takes over the slot of one that has ended. */
     if (second)
-        return page->look == pool->look
-               || (slot->newest_tid == page->tid && page->first < slot->newest_first);
-    if (page->look != pool->look && (slot->newest_tid != page->tid
-                                     || slot->newest_first < page->first)) {
-        slot->newest_tid = page->tid;
+        return page->look == pool->look || page->first < slot->newest_first;
+    if (slot->newest_first < page->first)
         slot->newest_first = page->first;
-    }
     page->look = pool->look;
     return 1;
 }

@@ -29,13 +29,12 @@ struct slot {
     uint64_t start;
     uint64_t next;       /* number of the record behind the last page that is over */
     uint64_t lost_total; /* as in the last page */
-    uint64_t newest_first;
+    uint64_t newest_first; /* number of the newest page seen */
     uint64_t lead_ts;
     uint64_t last_ts;
     uint32_t lost_before[4];
     uint32_t pid;
     uint32_t tid;
-    uint32_t newest_tid;
     uint32_t look;
     uint32_t named_tid; /* whose name is in `name` */
     uint64_t asked_ns;  /* when its name was asked for */

@@ -52,6 +52,8 @@ static STATE: Shared<State> = Shared::new(State {
 });
 /// Guards [`STATE`].
 static LOCK: Lock = Lock::new();
+/// [`close`] is done.
+static CLOSED: AtomicBool = AtomicBool::new(false);
 /// Nothing more is stored.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 /// Cause of losses since then.
@@ -89,6 +91,7 @@ pub fn after_fork() {
     state.reserve_end = 0;
     state.closed_end = 0;
     STOPPED.store(false, Relaxed);
+    CLOSED.store(false, Relaxed);
     SHARED_LOST.store(0, Relaxed);
     SHARED_LOSS_WORD.store(0, Relaxed);
 }
@@ -203,7 +206,13 @@ pub fn stop_at_limit(thread: &Thread) {
 /// closing anchor as the last record. Signals are blocked and hooks go the slow way.
 pub fn close() {
     let mut lock = Locked::take();
-    let state = lock.state();
+    close_segments(lock.state());
+    // The reserve is cut off: what is lost from now on is counted in the notes that are there.
+    lock.state().reserve = 0;
+    CLOSED.store(true, Release);
+}
+
+fn close_segments(state: &mut State) {
     let tid = sys::gettid();
     let (ticks, ns) = clock::anchor();
     let Some(current) = state.current().copied() else { return };
@@ -269,23 +278,30 @@ fn is_first_of_file(window: usize) -> bool {
 }
 
 /// Stores an event behind the closing anchor's place, and the anchor anew behind it.
-pub fn append_late(thread: &mut Thread, event: [u64; 4]) {
-    let mut lock = Locked::take();
-    let state = lock.state();
-    let end = state.closed_end;
-    let Some(segment) = state.current() else { return };
-    if end == 0 || STOPPED.load(Acquire) {
-        return;
+pub fn append_late(thread: &Thread, event: [u64; 4]) {
+    // The process says that it is late a moment before it has closed.
+    while !CLOSED.load(Acquire) {
+        sys::yield_now();
     }
-    let Ok(file) = segment.reopen() else { return };
+    let mut lock = Locked::take();
+    let stored = !STOPPED.load(Acquire) && append(lock.state(), thread.tid(), event).is_some();
+    drop(lock);
+    if !stored {
+        count_loss(thread, Cause::Io, event[0]);
+    }
+}
+
+fn append(state: &mut State, tid: u32, event: [u64; 4]) -> Option<()> {
+    let end = Some(state.closed_end).filter(|end| *end != 0)?;
+    let file = state.current()?.reopen().ok()?;
     let anchored = clock::is_ticks();
     let at = if anchored { end - EVENT_BYTES } else { end };
     let (ticks, ns) = clock::anchor();
-    let records = [event, [ticks, MARK_CLOCK, ns, hook::marker_tail(thread.tid())]];
+    let records = [event, [ticks, MARK_CLOCK, ns, hook::marker_tail(tid)]];
     let bytes = if anchored { 2 * EVENT_BYTES } else { EVENT_BYTES };
     // SAFETY: two records are 64 bytes.
     let raw = unsafe { core::slice::from_raw_parts(records.as_ptr().cast::<u8>(), bytes) };
-    if file.write_at(raw, at).is_ok() {
-        state.closed_end = at + bytes;
-    }
+    file.write_at(raw, at).ok()?;
+    state.closed_end = at + bytes;
+    Some(())
 }

@@ -116,7 +116,7 @@ impl Ring {
         self.map_bytes
     }
 
-    fn free_bits(&self, page: u32) -> &AtomicU64 {
+    pub fn free_bits(&self, page: u32) -> &AtomicU64 {
         self.u64(RING_BITMAP_OFFSET + 8 * (page / 64) as usize)
     }
 
