@@ -521,7 +521,7 @@ enum callsight_cause
    */
   CALLSIGHT_CAUSE_IO = 6,
   /*
-   The recording was stopped by command.
+   The recording was stopped by command, or this thread was not yet one that is wanted.
    */
   CALLSIGHT_CAUSE_STOPPED = 7,
 };

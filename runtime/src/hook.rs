@@ -185,16 +185,26 @@ fn end_of_events(slot: &threads::Slot) -> usize {
     end
 }
 
-/// `TRACE_THREADS` is compared again every 64 hooks: threads are often named after they started.
+/// `TRACE_THREADS` is compared again at each of the first 64 hooks, then at every 64th: threads
+/// are often named after they started.
 fn has_become_wanted(thread: &mut Thread) -> bool {
-    thread.skipped = thread.skipped.wrapping_add(1);
-    if !thread.skipped.is_multiple_of(64)
-        || !config::get().wants_thread(name_of(&sys::thread_name()))
-    {
+    thread.skipped = thread.skipped.saturating_add(1);
+    let ask = thread.skipped <= 64 || thread.skipped.is_multiple_of(64);
+    if !ask || !config::get().wants_thread(name_of(&sys::thread_name())) {
         return false;
     }
+    // This hook is not among those that were missed.
+    let missed = thread.skipped - 1;
     start_thread(thread);
+    thread.skipped = missed;
     thread.flags & UNWANTED == 0
+}
+
+/// What a thread did before its name was one that is wanted.
+fn missed(thread: &Thread) -> Option<LossNote> {
+    let events = u64::from(thread.skipped);
+    let cause = Cause::Stopped as u32;
+    (events > 0).then_some(LossNote { cause, events, first: 0, last: 0 })
 }
 
 /// Stores what this thread owes the data before its next event; what finds no room stays owed.
@@ -208,6 +218,10 @@ fn pay_notes(thread: &mut Thread) {
         if !notes::process(Again::No, &mut |func, site| store_note(thread, func, site)) {
             thread.flags |= OWES_PROCESS;
             return;
+        }
+        if let Some(note) = missed(thread) {
+            thread.skipped = 0;
+            notes::loss(&note, &mut |func, site| store_note(thread, func, site));
         }
     }
     if process::take_duty_to_tell_modules()
@@ -335,7 +349,9 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
     let loss = untold_loss(thread, sink);
     let anchor = clock::is_ticks() && ts.wrapping_sub(thread.anchored) > clock::anchor_distance();
     let owes_process = thread.flags & OWES_PROCESS != 0;
-    let prelude = if loss.is_some() { notes::LOSS_RECORDS } else { 0 }
+    let missed = if owes_process { missed(thread) } else { None };
+    let losses = usize::from(loss.is_some()) + usize::from(missed.is_some());
+    let prelude = losses * notes::LOSS_RECORDS
         + if owes_process { notes::process_records() } else { 0 }
         + usize::from(anchor);
     let slots = (window.end - window.first) / EVENT_BYTES;
@@ -374,6 +390,10 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
     if owes_process {
         thread.flags &= !OWES_PROCESS;
         notes::process(Again::No, &mut put_next);
+    }
+    if let Some(missed) = missed {
+        thread.skipped = 0;
+        notes::loss(&missed, &mut put_next);
     }
     if let Some(loss) = loss {
         notes::loss(&loss, &mut put_next);

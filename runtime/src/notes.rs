@@ -53,7 +53,7 @@ pub enum Again {
 /// Longest path in the note that each thread starts with: with the other records that a window
 /// may begin with, and an event, it fits into the smallest page (242 bytes there).
 fn thread_exe_bytes() -> usize {
-    const OTHERS: usize = LOSS_RECORDS + 5;
+    const OTHERS: usize = 2 * LOSS_RECORDS + 2;
     let slots = (process::window_mask() + 1 - PAGE_HEADER_BYTES) / EVENT_BYTES;
     slots.saturating_sub(OTHERS) * NOTE_PIECE_BYTES - PROCESS_NOTE_BYTES - 2
 }

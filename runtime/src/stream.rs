@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
-use callsight_format::{Cause, EVENT_BYTES, LossNote, RING_HEADER_BYTES};
+use callsight_format::{Cause, EVENT_BYTES, Event, KIND_EXIT, LossNote, RING_HEADER_BYTES};
 
 use crate::bytes::Lock;
 use crate::clock;
@@ -120,7 +120,8 @@ unsafe fn send_bytes(from: *const u8, bytes: usize) {
     while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         tries += 1;
         if tries == LOCK_TRIES {
-            dropped.fetch_add((bytes / EVENT_BYTES) as u64, Relaxed);
+            // SAFETY: as for this function.
+            dropped.fetch_add(unsafe { count_calls(from, bytes) }, Relaxed);
             return;
         }
         sys::yield_now();
@@ -141,8 +142,23 @@ unsafe fn send_bytes(from: *const u8, bytes: usize) {
         }
     }
     head.store(start + fits as u64, Release);
-    dropped.fetch_add(((bytes - fits) / EVENT_BYTES) as u64, Relaxed);
+    // SAFETY: as for this function.
+    dropped.fetch_add(unsafe { count_calls(from.add(fits), bytes - fits) }, Relaxed);
     lock.store(0, Release);
+}
+
+/// Enters and exits among the events at `from`: a dropped note is no loss.
+///
+/// # Safety
+/// `bytes` bytes at `from` can be read.
+unsafe fn count_calls(from: *const u8, bytes: usize) -> u64 {
+    let kind_at = core::mem::offset_of!(Event, kind);
+    let mut calls = 0;
+    for event in 0..bytes / EVENT_BYTES {
+        // SAFETY: inside the bytes.
+        calls += u64::from(unsafe { *from.add(event * EVENT_BYTES + kind_at) } <= KIND_EXIT);
+    }
+    calls
 }
 
 /// A version 2 ring tells losses in its header alone.

@@ -37,7 +37,7 @@ pub struct Thread {
     pub slot: *mut Slot,
     /// Windows opened so far.
     pub windows: u32,
-    /// Hooks since the name was last compared with `TRACE_THREADS`.
+    /// Hooks that were not recorded because `TRACE_THREADS` did not want the thread's name.
     pub skipped: u32,
     /// Time of the last clock anchor this thread put into the data.
     pub anchored: u64,

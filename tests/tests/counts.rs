@@ -151,3 +151,20 @@ fn two_streams_at_once_stay_apart() {
         assert_eq!(report.calls_of(&name), 2 * numbers.iter().sum::<u64>(), "{name}");
     }
 }
+
+#[test]
+fn a_tiny_ring_of_version_2_counts_what_it_drops_once() {
+    let program = Program::c(FANOUT);
+    let (events, _) = truth(&program, "");
+    let traced = program.build(Hooks::Ours);
+    let (ring, shell) = (Ring::new(), traced.tracing());
+    let server = Server::ours(&shell, &["--out", "traces"]);
+    let drain = Drain::ours(&shell, &ring, server.port);
+    let shell = shell.env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", "65536");
+    shell.env("TRACE_RING", "2").ok("./prog");
+    let drained = drain.finish();
+    server.stop();
+    let report = traced.report();
+    assert!(report.lost() > 0, "{drained}");
+    assert_eq!(report.number("events") + report.lost(), events, "{drained}");
+}

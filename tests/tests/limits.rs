@@ -48,24 +48,39 @@ fn a_file_size_limit_ends_the_recording_and_not_the_program() {
     unharmed(&program.tracing().run("ulimit -f 1024; exec ./prog 400000"));
 }
 
-#[test]
-fn a_full_disk_ends_the_recording_and_not_the_program() {
+/// Runs the loop with a file system of `mib` MiB for its captures; `None` where that needs root, or
+/// a kernel that lets users have their own mounts.
+fn on_a_disk_of(mib: u32, settings: &str, test: &str) -> Option<(Ran, Report)> {
     let program = Program::c(LOOP).build(Hooks::Ours);
     program.tracing();
-    // A file system of 1 MiB needs root, or a kernel that lets users have their own mounts.
-    let mount = "mount -t tmpfs -o size=1m none traces";
+    let mount = format!("mount -t tmpfs -o size={mib}m none traces");
     let keep = "mkdir -p kept && cp traces/* kept/";
-    let inner = format!(
-        "{mount} && TRACE_ENABLE=1 TRACE_MIN_FREE_MB=0 TRACE_DIR=$PWD/traces ./prog; {keep}"
-    );
+    let inner =
+        format!("{mount} && TRACE_ENABLE=1 {settings} TRACE_DIR=$PWD/traces ./prog; {keep}");
     let ran = program.shell().run(&format!("unshare --map-root-user --mount bash -c '{inner}'"));
     if ran.stderr.contains("unshare") || ran.stderr.contains("mount:") {
-        return skip("a_full_disk_ends_the_recording_and_not_the_program", &ran.stderr);
+        skip(test, &ran.stderr);
+        return None;
     }
+    Some((ran, Report::of(&program.shell(), &["kept"])))
+}
+
+#[test]
+fn a_full_disk_ends_the_recording_and_not_the_program() {
+    let name = "a_full_disk_ends_the_recording_and_not_the_program";
+    let Some((ran, report)) = on_a_disk_of(1, "TRACE_MIN_FREE_MB=0", name) else { return };
     unharmed(&ran);
-    let report = Report::of(&program.shell(), &["kept"]);
     assert!(report.lost() > 0, "{:?}", report.notices());
     adds_up(&report, LOOP_EVENTS);
+}
+
+#[test]
+fn a_disk_with_too_little_room_from_the_start_still_takes_the_reason() {
+    let name = "a_disk_with_too_little_room_from_the_start_still_takes_the_reason";
+    let Some((ran, report)) = on_a_disk_of(40, "", name) else { return };
+    unharmed(&ran);
+    assert_eq!((report.number("events"), report.lost()), (0, LOOP_EVENTS));
+    assert!(report.notices().iter().any(|line| line.contains("64")), "{:?}", report.notices());
 }
 
 #[test]
@@ -229,6 +244,33 @@ fn only_threads_that_were_asked_for_are_recorded() {
     let report = program.report();
     assert_eq!((report.calls_of("inside"), report.calls_of("leaf")), (1, 1000));
     assert_eq!(report.number("threads"), 1);
+}
+
+#[test]
+fn what_a_thread_did_before_it_was_wanted_is_counted() {
+    let program = Program::c(
+        r#"
+        #define _GNU_SOURCE
+        #include <pthread.h>
+        static int leaf(int x) { return x + 1; }
+        static void *body(void *name) {
+            leaf(1);
+            pthread_setname_np(pthread_self(), name);
+            for (int i = 0; i < 1000; i++) leaf(i);
+            return 0;
+        }
+        int main(void) {
+            pthread_t a;
+            pthread_create(&a, 0, body, "wanted");
+            pthread_join(a, 0);
+            return 0; }"#,
+    )
+    .build(Hooks::Ours);
+    program.tracing().env("TRACE_THREADS", "wanted").ok("./prog");
+    let report = program.report();
+    // body's enter and the first leaf came too early.
+    assert_eq!((report.number("events"), report.lost()), (2001, 3), "{:?}", report.notices());
+    assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
 }
 
 #[test]

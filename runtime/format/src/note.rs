@@ -55,7 +55,7 @@ pub enum Cause {
     Budget = 5,
     /// The file system took no more (no space, no such directory, file size limit).
     Io = 6,
-    /// The recording was stopped by command.
+    /// The recording was stopped by command, or this thread was not yet one that is wanted.
     Stopped = 7,
 }
 

@@ -236,7 +236,6 @@ fn close_segments(state: &mut State) {
     let in_vain: u64 = threads::slots().map(leave_evicted).sum();
     let in_vain = in_vain + core::mem::take(&mut state.stored_in_vain);
     let Some(segment) = state.current() else { return };
-    let Ok(file) = segment.reopen() else { return };
     if end + CLOSING_RECORDS * EVENT_BYTES > segment.base + segment.allocated {
         return;
     }
@@ -254,7 +253,7 @@ fn close_segments(state: &mut State) {
         end += EVENT_BYTES;
     }
     let bytes = end - segment.base;
-    if file.truncate(bytes).is_ok() {
+    if segment.reopen().and_then(|file| file.truncate(bytes)).is_ok() {
         segment.allocated = bytes;
         state.closed_end = bytes;
     }

@@ -33,6 +33,13 @@ pub(super) struct State {
     /// End of the file once it was closed: behind the closing anchor.
     pub(super) closed_end: usize,
 }
+/// Whether `TRACE_MIN_FREE_MB` holds for a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Floor {
+    Kept,
+    Ignored,
+}
+
 /// Why recording stops, as marker and payload.
 pub(super) struct Stop {
     pub(super) marker: u64,
@@ -46,8 +53,8 @@ impl Stop {
     }
 
     pub(super) fn io(errno: isize) -> Stop {
-        if errno == sys::ENOSPC {
-            let floor = config::get().min_free_bytes;
+        let floor = config::get().min_free_bytes;
+        if errno == sys::ENOSPC && floor > 0 {
             return Stop { marker: MARK_NO_SPACE, payload: floor, cause: Cause::Io };
         }
         Stop { marker: MARK_WRITE_ERROR, payload: errno as u64, cause: Cause::Io }
@@ -60,7 +67,16 @@ impl State {
 
     pub(super) fn next_window(&mut self, tid: u32) -> Result<Window, Stop> {
         if self.count == 0 {
-            return self.open_segment(tid);
+            let opened = self.open_segment(tid);
+            if let Err(stop) = &opened
+                && stop.marker == MARK_NO_SPACE
+            {
+                // Little room is still room enough to say so.
+                if let Ok(unused) = self.open_segment_of(tid, 2 * WINDOW_BYTES, Floor::Ignored) {
+                    hook::pad(unused.first, unused.end, clock::now(), hook::marker_tail(tid));
+                }
+            }
+            return opened;
         }
         if !self.has_room()
             && let Err(stop) = self.grow()
@@ -214,16 +230,22 @@ impl State {
     /// Makes the next segment file, with header and the notes every segment starts with, and
     /// gives its first window.
     pub(super) fn open_segment(&mut self, tid: u32) -> Result<Window, Stop> {
+        self.open_segment_of(tid, FIRST_STEP_BYTES, Floor::Kept)
+    }
+
+    /// The same with `bytes` at first.
+    fn open_segment_of(&mut self, tid: u32, bytes: usize, floor: Floor) -> Result<Window, Stop> {
         let limit = self.segment_limit();
         if self.budget_left() < 2 * WINDOW_BYTES as u64 {
             return Err(Stop::budget());
         }
         let mut segment = Segment { opener_tid: tid, limit, ..NO_SEGMENT };
         let file = self.create_file(&mut segment)?;
-        if let Err(stop) = self.fill_first_windows(&mut segment, &file) {
+        if let Err(stop) = self.fill_first_windows(&mut segment, &file, bytes, floor) {
             if let Some(path) = segment.path().terminated() {
                 sys::unlink(path);
             }
+            self.next_seq = segment.seq;
             return Err(stop);
         }
         let Some(place) = self.segments.get_mut(self.count) else { return Err(Stop::io(0)) };
@@ -252,10 +274,14 @@ impl State {
         &mut self,
         segment: &mut Segment,
         file: &Fd,
+        bytes: usize,
+        floor: Floor,
     ) -> Result<(), Stop> {
         let left = self.budget_left() as usize & !(WINDOW_BYTES - 1);
-        let bytes = FIRST_STEP_BYTES.min(segment.limit).min(left);
-        check_space(file, bytes)?;
+        let bytes = bytes.min(segment.limit).min(left);
+        if floor == Floor::Kept {
+            check_space(file, bytes)?;
+        }
         if bytes as u64 > sys::file_size_limit() {
             return Err(Stop::io(sys::EFBIG));
         }
@@ -304,7 +330,8 @@ impl State {
     pub(super) fn head_slot(&mut self) -> Result<usize, Stop> {
         let segment = self.current().ok_or(Stop::io(0))?;
         let slot = segment.next;
-        if slot + 2 * WINDOW_BYTES > segment.allocated {
+        // With a window behind this one, in reserve.
+        if (slot / WINDOW_BYTES + 2) * WINDOW_BYTES > segment.allocated {
             self.grow()?;
         }
         let segment = self.current().ok_or(Stop::io(0))?;
