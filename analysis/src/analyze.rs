@@ -13,7 +13,7 @@ use crate::matcher::{Life, Matched, match_calls};
 use crate::modules::Finder;
 use crate::naming::put_rows;
 use crate::notices::Doubts;
-use crate::report::{Mode, ProcessRow, Report, ThreadRow};
+use crate::report::{Mode, ProcessRow, Report, ThreadRow, counted};
 use crate::stack::Tally;
 use crate::summary::Summary;
 use crate::survey::{Process, Survey, inherit_modules};
@@ -121,6 +121,7 @@ impl<'o> Analysis<'o> {
         self.add_processes(group, survey, &matched);
         self.report.hook_ns = self.report.hook_ns.max(group.origin.hook_ns);
         self.doubts.add_group(group, survey, &clock, &mut self.report);
+        self.doubts.add_skipped(matched.skipped_events);
         Ok(())
     }
 
@@ -165,13 +166,15 @@ impl<'o> Analysis<'o> {
         totals.uncertain_calls += tally.uncertain_calls;
         let gap_ns = clock.duration_ns(tally.gap_ticks).round() as u64;
         totals.gap_ns = totals.gap_ns.saturating_add(gap_ns);
+        self.doubts.add_resumed(tally.mismatches_resumed);
         self.doubts.add_step_back(clock.duration_ns(tally.greatest_step_back));
     }
 
     fn add_processes(&mut self, group: &Group, survey: &Survey, matched: &Matched<'_>) {
+        let mut lived = vec![false; survey.processes.len()];
+        matched.lives.iter().for_each(|life| lived[life.process] |= life.events > 0);
         for (index, process) in survey.processes.iter().enumerate() {
-            let lived = matched.lives.iter().any(|life| life.process == index && life.events > 0);
-            if !lived && !process.announced {
+            if !lived[index] && !process.announced {
                 continue;
             }
             self.report.processes.push(ProcessRow {
@@ -203,17 +206,13 @@ impl<'o> Analysis<'o> {
         let name = String::new();
         self.report.threads.push(ThreadRow { pid, tid, name, events: 0, span_ns });
         if summary.truncated_calls > 0 {
-            self.doubts.say(format!(
-                "process {pid}, thread {tid}: {} calls were too deep for its summary",
-                summary.truncated_calls
-            ));
+            let were = counted(summary.truncated_calls, "call was", "calls were");
+            self.doubts
+                .say(format!("process {pid}, thread {tid}: {were} too deep for its summary"));
         }
         if summary.missing_records > 0 {
-            self.doubts.say(format!(
-                "{}: {} functions are missing, the file is cut",
-                path.display(),
-                summary.missing_records
-            ));
+            let are = counted(summary.missing_records, "function is", "functions are");
+            self.doubts.say(format!("{}: {are} missing, the file is cut", path.display()));
         }
     }
 
@@ -230,9 +229,9 @@ impl<'o> Analysis<'o> {
             [_, 0] => Mode::Events,
             [0, _] => Mode::Summary,
             [events, summaries] => {
-                self.doubts.say(format!(
-                    "{events} event files and {summaries} summary files are added up here"
-                ));
+                let events = counted(events as u64, "event file", "event files");
+                let summaries = counted(summaries as u64, "summary file", "summary files");
+                self.doubts.say(format!("{events} and {summaries} are added up here"));
                 Mode::Mixed
             }
         };
@@ -247,10 +246,11 @@ impl<'o> Analysis<'o> {
             );
         }
         if self.assembly.cut_calls > 0 {
-            self.doubts.say(format!(
-                "{} calls are deeper than {} frames; their paths are cut there",
+            let most = crate::paths::MAX_DEPTH;
+            self.doubts.say(counted(
                 self.assembly.cut_calls,
-                crate::paths::MAX_DEPTH
+                &format!("call is deeper than {most} frames; its path is cut there"),
+                &format!("calls are deeper than {most} frames; their paths are cut there"),
             ));
         }
         report.overhead_subtracted = self.options.subtract_overhead && report.hook_ns > 0;

@@ -24,8 +24,6 @@ pub struct RowSum {
     pub module: ModuleId,
     /// Its address in the module's file.
     pub address: u64,
-    /// One of its run-time addresses.
-    pub runtime_address: u64,
     /// Calls.
     pub calls: u64,
     /// Time from enter to exit, of outermost calls, in ns.
@@ -140,7 +138,7 @@ impl Assembly {
         });
         for function in &summary.functions {
             let address = function.address.wrapping_sub(summary.origin.load_bias);
-            let row = self.row_at(module, address, function.address);
+            let row = self.row_at(module, address);
             self.rows[row].add_summary(function, clock);
         }
     }
@@ -148,13 +146,13 @@ impl Assembly {
     fn row(&mut self, target: &Target<'_>, mapping: Option<&Mapping>, address: u64) -> usize {
         let module = self.module(target, mapping);
         let bias = mapping.map_or(0, |mapping| mapping.bias);
-        self.row_at(module, address.wrapping_sub(bias), address)
+        self.row_at(module, address.wrapping_sub(bias))
     }
 
-    fn row_at(&mut self, module: ModuleId, address: u64, runtime_address: u64) -> usize {
+    fn row_at(&mut self, module: ModuleId, address: u64) -> usize {
         let rows = &mut self.rows;
         *self.row_of.entry((module, address)).or_insert_with(|| {
-            rows.push(RowSum { module, address, runtime_address, ..RowSum::default() });
+            rows.push(RowSum { module, address, ..RowSum::default() });
             rows.len() - 1
         })
     }

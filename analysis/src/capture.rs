@@ -1,8 +1,9 @@
 //! Directories and files → groups of segments, each in the order it was written.
 //!
-//! A group is everything one process or one stream left behind. A file that cannot be used is a
-//! notice where its directory was named, and an error where it was named itself. Reads headers
-//! only; knows nothing of events.
+//! A group is everything one process or one stream left behind. Streams of one ring are one: the
+//! drain was stopped and started again in between. A file that cannot be used is a notice where its
+//! directory was named, and an error where it was named itself. Reads headers only; knows nothing
+//! of events.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -30,7 +31,7 @@ pub struct Capture {
 /// The segments of one process or one stream, in the order they were written.
 #[derive(Debug)]
 pub struct Group {
-    /// Pid of the process, or number of the stream.
+    /// Pid of the process, or number of the (first) stream.
     pub id: u32,
     /// Whether a server wrote it; else the process itself.
     pub streamed: bool,
@@ -55,6 +56,8 @@ pub struct Segment {
     pub order: ByteOrder,
     /// How many segments before this one are missing.
     pub missing_before: u32,
+    /// Whether it is the first of a stream that takes up where another one ended.
+    pub resumed: bool,
 }
 
 impl Capture {
@@ -92,13 +95,18 @@ impl Group {
 
 /// What belongs together. Files of another start of the clock words are of another process (or
 /// another stream) that was given the same number. In mapped files process notes say so better.
+/// Streams whose clock started at the same tick of the same ns are of one ring.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
     directory: PathBuf,
     streamed: bool,
-    id: u32,
-    clock: (u64, u64, u32),
+    /// Number of the process or the stream, where the clock does not say more.
+    id: Option<u32>,
+    clock: OriginKey,
 }
+
+/// Start in ns and ticks, rate, load bias, whether in ticks. 0 where it does not tell apart.
+type OriginKey = (u64, u64, u64, u64, u32);
 
 #[derive(Default)]
 struct Finder {
@@ -107,9 +115,9 @@ struct Finder {
     files: usize,
 }
 
-/// Where a segment stands in its group. A process of ours has one numbering for all threads, the
-/// reference one a thread; this order is right for both.
-type Place = (u32, u32);
+/// Where a segment stands in its group: stream, segment, thread. A process of ours has one
+/// numbering for all threads, the reference one a thread; this order is right for both.
+type Place = (u32, u32, u32);
 
 enum Opened {
     Events(FileHeader, ByteOrder),
@@ -140,6 +148,10 @@ impl Finder {
     }
 
     fn add_file(&mut self, path: &Path) -> Result<(), Error> {
+        let why = |why| Error::Read { path: path.to_path_buf(), why };
+        if !fs::metadata(path).map_err(why)?.is_file() {
+            return Err(Error::NotAFile { path: path.to_path_buf() });
+        }
         let opened = open(path)?;
         self.take(path.to_path_buf(), opened);
         Ok(())
@@ -158,17 +170,24 @@ impl Finder {
         };
         let name = NameNumbers::of(&path);
         let mapped = is_mapped(&header);
+        let streamed = name.is_some_and(|name| name.streamed);
+        let id = name.map_or(header.pid, |name| name.id);
+        let one_ring = streamed && header.t0_ns != 0 && header.t0_ticks != 0;
+        let FileHeader { t0_ns, t0_ticks, tick_hz, load_bias, .. } = header;
+        let in_ticks = header.flags & FLAG_TICKS;
         let key = GroupKey {
             directory: path.parent().map(Path::to_path_buf).unwrap_or_default(),
-            streamed: name.is_some_and(|name| name.streamed),
-            id: name.map_or(header.pid, |name| name.id),
-            clock: match mapped {
-                true => (0, 0, header.flags & FLAG_TICKS),
-                false => (header.t0_ns, header.t0_ticks, header.flags & FLAG_TICKS),
+            streamed,
+            id: (!one_ring).then_some(id),
+            clock: match (one_ring, mapped) {
+                (true, _) => (t0_ns, t0_ticks, tick_hz, load_bias, in_ticks),
+                (false, true) => (0, 0, 0, 0, in_ticks),
+                (false, false) => (t0_ns, t0_ticks, 0, 0, in_ticks),
             },
         };
-        let place = name.map_or((header.seq, 0), |name| (name.seq, name.tid));
-        let segment = Segment { path, header, order, missing_before: 0 };
+        let stream = if streamed { id } else { 0 };
+        let place = name.map_or((stream, header.seq, 0), |name| (stream, name.seq, name.tid));
+        let segment = Segment { path, header, order, missing_before: 0, resumed: false };
         self.found.entry(key).or_default().push((place, segment));
     }
 
@@ -190,11 +209,16 @@ impl Finder {
 
 fn group(key: &GroupKey, placed: Vec<(Place, Segment)>) -> Group {
     let first = placed.first().map(|(_, segment)| segment.header).unwrap_or_default();
+    let first_stream = placed.first().map_or(0, |((stream, ..), _)| *stream);
     let wrapped = placed.iter().any(|(_, segment)| segment.header.flags & FLAG_WRAPPED != 0);
     // The reference numbers segments by thread, and skips numbers that are taken.
     let counted = key.streamed || is_mapped(&first);
-    let mut next = 0;
-    let segments = placed.into_iter().map(|((seq, _), mut segment)| {
+    let (mut next, mut last_stream) = (0, first_stream);
+    let segments = placed.into_iter().map(|((stream, seq, _), mut segment)| {
+        if stream != last_stream {
+            segment.resumed = true;
+            (next, last_stream) = (0, stream);
+        }
         if counted {
             segment.missing_before = seq.saturating_sub(next);
             next = seq.saturating_add(1);
@@ -202,7 +226,7 @@ fn group(key: &GroupKey, placed: Vec<(Place, Segment)>) -> Group {
         segment
     });
     Group {
-        id: key.id,
+        id: key.id.unwrap_or(first_stream),
         streamed: key.streamed,
         mapped: is_mapped(&first),
         origin: first.origin(),

@@ -3,7 +3,7 @@
 //! Works in batches: the symbol table of a large program is looked through once for all addresses
 //! and never kept. Knows nothing of processes; addresses are those the file itself speaks of.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use addr2line::Loader;
@@ -53,6 +53,10 @@ impl Binary {
     /// # Errors
     /// Why it is none, in a few words.
     pub fn open(path: &Path) -> Result<Binary, String> {
+        // Opening a pipe may wait for ever.
+        if !fs::metadata(path).map_err(|error| error.to_string())?.is_file() {
+            return Err("no regular file".into());
+        }
         let cache = ReadCache::new(File::open(path).map_err(|error| error.to_string())?);
         let file = object::File::parse(&cache).map_err(|error| format!("no ELF file: {error}"))?;
         let segments = file

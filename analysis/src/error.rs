@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use callsight_format::HeaderError;
 
+use crate::report::counted;
+
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -15,6 +17,15 @@ pub enum Error {
         path: PathBuf,
         /// What the system said.
         why: io::Error,
+    },
+    /// What was named is neither a file nor a directory: reading it might never end.
+    #[error(
+        "read captures in {}: it is a pipe, a device or a socket; name a directory or a file",
+        path.display()
+    )]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
     },
     /// A file that was named is no capture.
     #[error("read the capture {}: {why}", path.display())]
@@ -35,7 +46,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// Captures were found, and none of them can be used.
-    #[error("read captures: none of the {files} files can be used; {first}")]
+    #[error("read captures: of {}, none can be used; {first}", counted(*files as u64, "file", "files"))]
     NothingUsable {
         /// How many were looked at.
         files: usize,

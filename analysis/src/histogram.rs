@@ -2,17 +2,25 @@
 //!
 //! Log-linear: values below 64 have a bucket each, larger ones 64 buckets an octave, so that the
 //! middle of a bucket is within 0.8 % of all its values (32 buckets would be within 1.6 %). Only
-//! the range in use is stored: a function is seldom spread over more than a few octaves, and
-//! twelve thousand full tables would be 360 MB. Knows nothing of units.
+//! ranges in use are stored: a function is seldom spread over more than a few octaves, and twelve
+//! thousand full tables would be 360 MB. Knows nothing of units.
 
 const SUB_BITS: u32 = 6;
 const SUB_BUCKETS: u64 = 1 << SUB_BITS;
 
-/// How many values fell where.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A table may have this many buckets for each bucket in use.
+const ROOM: usize = 16;
+
+/// How many values fell where: a table of the range most values fall into, and a list for the
+/// others, so that the size follows from the buckets in use.
+#[derive(Clone, Debug, Default)]
 pub struct Histogram {
     first: usize,
     counts: Vec<u64>,
+    /// Buckets of `counts` that are not 0.
+    used: usize,
+    /// `(bucket, count)` of buckets outside of the table, in order.
+    others: Vec<(u16, u64)>,
 }
 
 impl Histogram {
@@ -21,32 +29,59 @@ impl Histogram {
     pub fn add(&mut self, value: u64) {
         let bucket = bucket(value);
         if let Some(count) = bucket.checked_sub(self.first).and_then(|at| self.counts.get_mut(at)) {
+            self.used += usize::from(*count == 0);
             *count += 1;
             return;
         }
-        self.make_room(bucket);
-        self.counts[bucket - self.first] += 1;
+        self.add_other(bucket as u16);
     }
 
-    fn make_room(&mut self, bucket: usize) {
-        if self.counts.is_empty() {
-            self.first = bucket;
+    fn add_other(&mut self, bucket: u16) {
+        match self.others.binary_search_by_key(&bucket, |(other, _)| *other) {
+            Ok(at) => self.others[at].1 += 1,
+            Err(at) => {
+                if self.others.is_empty() {
+                    self.others.reserve_exact(1);
+                }
+                self.others.insert(at, (bucket, 1));
+                self.widen();
+            }
         }
-        if bucket < self.first {
-            let missing = self.first - bucket;
-            self.counts.splice(0..0, std::iter::repeat_n(0, missing));
-            self.first = bucket;
+    }
+
+    /// Makes one table of everything, where it would not be much emptier than it is now.
+    fn widen(&mut self) {
+        let ends = self.others.first().zip(self.others.last());
+        let Some((&(least, _), &(greatest, _))) = ends else { return };
+        let (mut first, mut end) = (usize::from(least), usize::from(greatest) + 1);
+        if !self.counts.is_empty() {
+            first = first.min(self.first);
+            end = end.max(self.first + self.counts.len());
         }
-        let wanted = bucket - self.first + 1;
-        if wanted > self.counts.len() {
-            self.counts.resize(wanted, 0);
+        let used = self.used + self.others.len();
+        if used < 4 || end - first > ROOM * used {
+            return;
         }
+        let mut counts = vec![0; end - first];
+        if !self.counts.is_empty() {
+            counts[self.first - first..][..self.counts.len()].copy_from_slice(&self.counts);
+        }
+        for (bucket, count) in std::mem::take(&mut self.others) {
+            counts[usize::from(bucket) - first] += count;
+        }
+        (self.first, self.counts, self.used) = (first, counts, used);
     }
 
     /// `(value, count)` of each bucket in use, smallest first; the value is the bucket's middle.
     pub fn values(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
-        let used = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
-        used.map(|(at, count)| (middle(self.first + at), *count))
+        let (below, above) = self
+            .others
+            .split_at(self.others.partition_point(|(b, _)| usize::from(*b) < self.first));
+        let counted = self.counts.iter().enumerate();
+        let table = counted.map(|(at, count)| (self.first + at, *count));
+        let wide = |(bucket, count): &(u16, u64)| (usize::from(*bucket), *count);
+        let all = below.iter().map(wide).chain(table).chain(above.iter().map(wide));
+        all.filter(|(_, count)| *count > 0).map(|(bucket, count)| (middle(bucket), count))
     }
 }
 
@@ -193,6 +228,22 @@ mod tests {
         let (mut up, mut down) = (Histogram::default(), Histogram::default());
         (0..1000).for_each(|i| up.add(i * i));
         (0..1000).rev().for_each(|i| down.add(i * i));
-        assert_eq!(up, down);
+        assert!(up.values().eq(down.values()));
+        assert!(up.values().is_sorted_by(|a, b| a.0 < b.0));
+        assert_eq!(up.values().map(|(_, count)| count).sum::<u64>(), 1000);
+    }
+
+    #[test]
+    fn a_table_stays_small_where_values_are_few_and_far_apart() {
+        let mut histogram = Histogram::default();
+        (0..60).for_each(|bit| histogram.add(1 << bit));
+        assert!(histogram.counts.len() <= ROOM * 60, "{}", histogram.counts.len());
+        let values: Vec<f64> = histogram.values().map(|(value, _)| value).collect();
+        assert_eq!(values.len(), 60);
+        assert!(values.is_sorted());
+        (0..100_000).for_each(|value| histogram.add(1000 + value % 50));
+        histogram.add(1 << 62);
+        let all: u64 = histogram.values().map(|(_, count)| count).sum();
+        assert_eq!(all, 100_061);
     }
 }

@@ -18,6 +18,13 @@ use crate::survey::Survey;
 use crate::tables::{Detail, Tables};
 use crate::walk::{Visitor, walk};
 
+/// Threads of one group that are followed: more are of a damaged or foreign file.
+pub const MOST_LIVES: usize = 1_000_000;
+
+/// Functions of all processes of one group that are told apart: more are of a damaged or foreign
+/// file.
+pub const MOST_FUNCTIONS: usize = 1_500_000;
+
 /// What the second pass makes of a group.
 pub struct Matched<'s> {
     /// The threads, in the order they appear.
@@ -26,6 +33,8 @@ pub struct Matched<'s> {
     pub tables: Vec<Tables<'s>>,
     /// Whether each process ended its recording in order.
     pub ended: Vec<bool>,
+    /// Enters and exits beyond [`MOST_LIVES`] and [`MOST_FUNCTIONS`], which are left out.
+    pub skipped_events: u64,
 }
 
 /// One thread, from its start to its end.
@@ -63,6 +72,17 @@ pub fn match_calls<'s>(
     files: &'s CodeFiles<'s>,
     detail: Detail,
 ) -> Result<Matched<'s>, Error> {
+    match_up_to((MOST_LIVES, MOST_FUNCTIONS), group, survey, files, detail)
+}
+
+/// The same with other limits, of lives and of functions.
+fn match_up_to<'s>(
+    most: (usize, usize),
+    group: &Group,
+    survey: &'s Survey,
+    files: &'s CodeFiles<'s>,
+    detail: Detail,
+) -> Result<Matched<'s>, Error> {
     let processes = survey.processes.iter();
     let tables = processes.map(|process| Tables::new(CodeMap::new(process, files), detail));
     let mut matcher = Matcher {
@@ -74,10 +94,14 @@ pub fn match_calls<'s>(
         clock_start: (0, 0),
         by_tid: FxHashMap::default(),
         current: None,
+        functions: 0,
+        most,
+        resumed: false,
         matched: Matched {
             lives: Vec::new(),
             tables: tables.collect(),
             ended: vec![false; survey.processes.len()],
+            skipped_events: 0,
         },
     };
     walk(group, &mut matcher)?;
@@ -94,6 +118,12 @@ struct Matcher<'s> {
     by_tid: FxHashMap<u32, usize>,
     /// Thread of the last call and its life: events come in runs of one thread.
     current: Option<(u32, usize)>,
+    /// Functions of all processes so far.
+    functions: usize,
+    /// Lives and functions at most.
+    most: (usize, usize),
+    /// Whether this is not the first stream of the group.
+    resumed: bool,
     matched: Matched<'s>,
 }
 
@@ -102,10 +132,18 @@ impl Visitor for Matcher<'_> {
     fn call(&mut self, event: &Event) {
         let index = match self.current {
             Some((tid, index)) if tid == event.tid => index,
-            _ => self.life_of(event.tid),
+            _ => match self.life_of(event.tid) {
+                Some(index) => index,
+                None => return self.matched.skipped_events += 1,
+            },
         };
         let life = &mut self.matched.lives[index];
         let tables = &mut self.matched.tables[life.process];
+        if self.functions >= self.most.1 && !tables.knows(event.func) {
+            self.matched.skipped_events += 1;
+            return;
+        }
+        let functions_before = tables.functions.len();
         if life.events == 0 {
             life.first_ticks = event.ts;
         }
@@ -119,13 +157,14 @@ impl Visitor for Matcher<'_> {
             _ => life.stack.exit(event, tables),
         }
         life.last_ticks = life.stack.now();
+        self.functions += tables.functions.len() - functions_before;
     }
 
     fn mark(&mut self, event: &Event) {
         // Servers write markers too, as nobody's. An anchor may be all that is left of the thread
         // that ended the process.
         if event.func == MARK_CLOCK && event.tid != 0 {
-            let index = self.life_of(event.tid);
+            let Some(index) = self.life_of(event.tid) else { return };
             let life = &mut self.matched.lives[index];
             life.stack.alive(event.ts);
             life.closing_anchor = Some(event.ts);
@@ -136,8 +175,9 @@ impl Visitor for Matcher<'_> {
         match code {
             NOTE_PROCESS => self.process(tid, bytes),
             NOTE_THREAD_NAME => {
-                let life = self.life_of(tid);
-                self.matched.lives[life].name = printable(bytes);
+                if let Some(index) = self.life_of(tid) {
+                    self.matched.lives[index].name = printable(bytes);
+                }
             }
             NOTE_LOSS => {
                 let events = LossNote::parse(bytes).map_or(0, |note| note.events);
@@ -145,7 +185,7 @@ impl Visitor for Matcher<'_> {
             }
             NOTE_STOP if is_end(bytes) => {
                 // It may be all that is left of the thread that ended the process.
-                let index = self.life_of(tid);
+                let Some(index) = self.life_of(tid) else { return };
                 let life = &mut self.matched.lives[index];
                 life.stack.alive(ts);
                 self.matched.ended[life.process] = true;
@@ -160,6 +200,10 @@ impl Visitor for Matcher<'_> {
 
     fn segment(&mut self, segment: &Segment) {
         self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
+        if segment.resumed {
+            self.resumed = true;
+            self.matched.lives.iter_mut().for_each(|life| life.stack.resumed());
+        }
     }
 
     fn hole(&mut self, _segments: u32) {
@@ -186,17 +230,21 @@ impl<'s> Matcher<'s> {
         }
     }
 
-    /// The life of a thread, begun where it did not say so itself.
-    fn life_of(&mut self, tid: u32) -> usize {
+    /// The life of a thread, begun where it did not say so itself; `None` beyond [`MOST_LIVES`].
+    fn life_of(&mut self, tid: u32) -> Option<usize> {
         let index = match self.by_tid.get(&tid) {
             Some(index) => *index,
             None => {
                 let process = self.survey.process_of_silent(tid, self.clock_start);
-                self.add_life(tid, process, self.lost_before)
+                let index = self.add_life(tid, process, self.lost_before)?;
+                if self.resumed {
+                    self.matched.lives[index].stack.resumed();
+                }
+                index
             }
         };
         self.current = Some((tid, index));
-        index
+        Some(index)
     }
 
     /// A process note begins a life, unless it only repeats for a new file whose that file is.
@@ -218,12 +266,16 @@ impl<'s> Matcher<'s> {
             }
             lost_before = before.lost_since_call;
             self.matched.end_life(*index);
+            self.by_tid.remove(&tid);
         }
         self.add_life(tid, process, lost_before);
         self.current = None;
     }
 
-    fn add_life(&mut self, tid: u32, process: usize, lost_before: u64) -> usize {
+    fn add_life(&mut self, tid: u32, process: usize, lost_before: u64) -> Option<usize> {
+        if self.matched.lives.len() >= self.most.0 {
+            return None;
+        }
         let mut stack = Stack::new(self.survey.processes[process].forked);
         let lost_before = lost_before.saturating_add(self.lost_early.remove(&tid).unwrap_or(0));
         if lost_before > 0 {
@@ -232,7 +284,7 @@ impl<'s> Matcher<'s> {
         self.matched.lives.push(Life { process, tid, stack, ..Life::default() });
         let index = self.matched.lives.len() - 1;
         self.by_tid.insert(tid, index);
-        index
+        Some(index)
     }
 
     fn finish(mut self) -> Matched<'s> {
@@ -285,4 +337,51 @@ fn is_end(note: &[u8]) -> bool {
 
 fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().filter(|char| !char.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use callsight_format::{ByteOrder, FileHeader, KIND_EXIT, Origin};
+
+    use super::*;
+    use crate::capture::Capture;
+    use crate::modules::Finder;
+
+    /// Lives, functions and skipped events of 100 calls, each in a thread and of a function as
+    /// `place` numbers them, where 10 of each are followed.
+    fn followed(place: fn(u64) -> (u32, u64)) -> (usize, usize, u64) {
+        let header = FileHeader::new(Origin::default(), 7, 0);
+        let mut bytes = header.to_bytes(ByteOrder::Little).to_vec();
+        for call in 0..100 {
+            let (tid, func) = place(call);
+            for kind in [KIND_ENTER, KIND_EXIT] {
+                let ts = 1000 + 2 * call + u64::from(kind);
+                let event = Event { ts, func, tid, kind, ..Event::default() };
+                bytes.extend(event.to_bytes(ByteOrder::Little));
+            }
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("trace.7.7.0.bin");
+        std::fs::write(&path, bytes).expect("write a capture");
+        let capture = Capture::open(&[path]).expect("a capture");
+        let survey = Survey::of(&capture.groups[0]).expect("a survey");
+        let finder = Finder::new(&[]).expect("a finder");
+        let files = CodeFiles::new(&finder);
+        let matched = match_up_to((10, 10), &capture.groups[0], &survey, &files, Detail::default())
+            .expect("calls");
+        let functions = matched.tables.iter().map(|tables| tables.functions.len()).sum();
+        (matched.lives.len(), functions, matched.skipped_events)
+    }
+
+    #[test]
+    fn threads_beyond_the_limit_are_skipped_and_counted() {
+        assert_eq!(followed(|call| (call as u32 + 1, 16)), (10, 1, 180));
+        assert_eq!(followed(|call| (call as u32 % 10 + 1, 16)), (10, 1, 0));
+    }
+
+    #[test]
+    fn functions_beyond_the_limit_are_skipped_and_counted() {
+        assert_eq!(followed(|call| (7, 16 * call)), (1, 10, 180));
+        assert_eq!(followed(|call| (7, 16 * (call % 10))), (1, 10, 0));
+    }
 }

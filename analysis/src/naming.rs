@@ -9,7 +9,7 @@ use crate::Error;
 use crate::assembly::{Assembly, EdgeKey, RowSum};
 use crate::elf::{Binary, Location, Name};
 use crate::modules::{Finder, Module, ModuleId, Source};
-use crate::report::{CallerRow, Durations, PathRow, Report, Row};
+use crate::report::{CallerRow, Durations, PathRow, Report, Row, counted};
 use crate::tool;
 
 /// Puts the functions, callers and paths of `assembly` into `report`, with names.
@@ -32,8 +32,10 @@ pub fn put_rows(
         rows.push((index, row(sum, name, modules)));
     }
     rows.sort_by(|(_, a), (_, b)| {
-        let order = |row: &Row| (row.function.clone(), row.module.clone(), row.address);
-        b.self_ns.cmp(&a.self_ns).then_with(|| order(a).cmp(&order(b)))
+        let order = |a: &Row, b: &Row| {
+            (&a.function, &a.module, a.address).cmp(&(&b.function, &b.module, b.address))
+        };
+        b.self_ns.cmp(&a.self_ns).then_with(|| order(a, b))
     });
     let mut place = vec![0; rows.len()];
     rows.iter().enumerate().for_each(|(at, (index, _))| place[*index] = at);
@@ -128,14 +130,22 @@ fn unnamed_notices(assembly: &Assembly, sources: &[Source], names: &[Name]) -> V
         let total = indexes.len();
         match &sources[id] {
             Source::Missing(why) => {
-                notices.push(format!("{total} functions of {} have no name: {why}", what(module)))
+                let of = what(module);
+                notices.push(counted(
+                    total as u64,
+                    &format!("function of {of} has no name: {why}"),
+                    &format!("functions of {of} have no name: {why}"),
+                ));
             }
             Source::Binary(binary) => {
                 let path = binary.path.display();
                 if unnamed > 0 {
-                    notices.push(format!(
-                        "{unnamed} functions have no name: {path} has no function at their \
-                         addresses"
+                    notices.push(counted(
+                        unnamed as u64,
+                        &format!("function has no name: {path} has no function at its address"),
+                        &format!(
+                            "functions have no name: {path} has no function at their addresses"
+                        ),
                     ));
                 }
                 if module.assumed {
@@ -176,7 +186,7 @@ fn row(sum: RowSum, name: Name, modules: &[Module]) -> Row {
     let readable = |name: String| name.chars().filter(|char| !char.is_control()).collect();
     Row {
         named: name.name.is_some(),
-        function: name.name.map_or_else(|| format!("{:#x}", sum.runtime_address), readable),
+        function: name.name.map_or_else(|| place_in(module, sum.address), readable),
         location: name.location,
         module: module.path_text(),
         build_id: module.build_id_text(),
@@ -188,6 +198,15 @@ fn row(sum: RowSum, name: Name, modules: &[Module]) -> Row {
         durations,
         not_returned: sum.not_returned,
         uncertain: sum.uncertain,
+    }
+}
+
+/// `program+0x18b9`: the same in each run, wherever the module was loaded. The address alone where
+/// the module is unknown.
+fn place_in(module: &Module, address: u64) -> String {
+    match module.path_text().rsplit('/').next().unwrap_or_default() {
+        "" => format!("{address:#x}"),
+        name => format!("{name}+{address:#x}"),
     }
 }
 

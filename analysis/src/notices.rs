@@ -8,16 +8,16 @@ use callsight_format::{
 
 use crate::capture::Group;
 use crate::clock::{Clock, RateSource};
-use crate::report::{ProcessRow, Report};
-use crate::survey::Survey;
+use crate::matcher::{MOST_FUNCTIONS, MOST_LIVES};
+use crate::report::{ProcessRow, Report, counted};
+use crate::survey::{MOST_PROCESSES, Survey};
 use crate::walk::Oddities;
 
 /// The rates of header and anchors may differ by this much before it is said: measuring for some
 /// ms at the start of a busy process is off by 0.1 %.
 const RATE_TOLERANCE: f64 = 0.02;
 
-/// A clock may step back by this much before it is said: a signal handler may run between the
-/// reading of the clock and the storing of an event.
+/// A clock may step back by this much before it is said: those of two cores may differ a little.
 const STEP_TOLERANCE_NS: f64 = 1e6;
 
 /// How many processes are named in one sentence.
@@ -30,10 +30,13 @@ pub struct Doubts {
     wrapped_events: u64,
     missing_segments: u64,
     ignored_module_changes: u64,
+    ignored_processes: u64,
     oddities: Oddities,
     seen: BTreeSet<String>,
     lines: Vec<String>,
     greatest_step_back_ns: f64,
+    skipped_events: u64,
+    mismatches_resumed: u64,
     /// Starts of clocks, of programs that do not name themselves.
     starts: BTreeSet<(u64, u64)>,
 }
@@ -67,12 +70,19 @@ impl Doubts {
         self.missing_segments += survey.missing_segments;
         self.add_oddities(&survey.oddities);
         self.ignored_module_changes += survey.ignored_module_changes;
+        self.ignored_processes += survey.ignored_processes;
         let name = group.name();
         if group.wrapped && survey.wrapped_segments == 0 {
             self.say(format!("{name}: older segments were rotated away; its beginning is missing"));
         }
         survey.limits.iter().for_each(|(code, payload)| self.say(limit(*code, *payload, &name)));
         survey.stops.iter().for_each(|(reason, text)| self.add_stop(*reason, text, &name));
+        if survey.interruptions > 0 {
+            let times = counted(survey.interruptions, "time", "times");
+            self.say(format!(
+                "{name} broke off {times} and was taken up again; events in between may be missing"
+            ));
+        }
         self.add_clock(clock, &name);
         if survey.processes.len() == 1 {
             self.starts.insert((group.origin.t0_ns, group.origin.t0_ticks));
@@ -126,6 +136,16 @@ impl Doubts {
         self.greatest_step_back_ns = self.greatest_step_back_ns.max(ns);
     }
 
+    /// What does not match because a drain was away.
+    pub fn add_resumed(&mut self, mismatches: u64) {
+        self.mismatches_resumed += mismatches;
+    }
+
+    /// Events that lie beyond what is followed.
+    pub fn add_skipped(&mut self, events: u64) {
+        self.skipped_events += events;
+    }
+
     /// Says a sentence, once.
     pub fn say(&mut self, line: String) {
         if self.seen.insert(line.clone()) {
@@ -149,22 +169,44 @@ impl Doubts {
     fn say_losses(&mut self, report: &Report) {
         if !report.losses.is_empty() {
             self.say(format!(
-                "{} events were lost: {}",
-                report.lost_events(),
+                "{}: {}",
+                counted(report.lost_events(), "event was lost", "events were lost"),
                 list(&report.losses)
             ));
         }
         if self.wrapped_segments > 0 {
-            self.say(format!(
-                "{} segments with {} events were rotated away (TRACE_FULL=wrap); the beginning is \
-                 missing",
-                self.wrapped_segments, self.wrapped_events
-            ));
+            let events = counted(self.wrapped_events, "event", "events");
+            let were = counted(
+                self.wrapped_segments,
+                &format!("segment with {events} was"),
+                &format!("segments with {events} were"),
+            );
+            self.say(format!("{were} rotated away (TRACE_FULL=wrap); the beginning is missing"));
         }
         if self.missing_segments > 0 {
+            let are = counted(self.missing_segments, "segment is", "segments are");
+            self.say(format!("{are} not here; their events are missing"));
+        }
+        if self.mismatches_resumed > 0 {
+            let not_matching =
+                counted(self.mismatches_resumed, "call or exit does", "calls or exits do");
             self.say(format!(
-                "{} segments are not here; their events are missing",
-                self.missing_segments
+                "{not_matching} not match across a restart of the drain: events in between are \
+                 lost, how many is unknown"
+            ));
+        }
+        if self.ignored_processes > 0 {
+            let are = counted(self.ignored_processes, "process is", "processes are");
+            self.say(format!(
+                "{are} not told apart: one capture has more than {MOST_PROCESSES}; its file is \
+                 damaged"
+            ));
+        }
+        if self.skipped_events > 0 {
+            let were = counted(self.skipped_events, "event was", "events were");
+            self.say(format!(
+                "{were} skipped: one capture has more than {MOST_LIVES} threads or \
+                 {MOST_FUNCTIONS} functions; its file is damaged or of another tool"
             ));
         }
         if report.totals.gap_ns > 0 {
@@ -178,24 +220,36 @@ impl Doubts {
 
     fn say_matching(&mut self, report: &Report) {
         let totals = &report.totals;
-        let mut say = |count: u64, what: &str| {
+        let mut say = |count: u64, one: &str, many: &str| {
             if count > 0 {
-                self.say(format!("{count} {what}"));
+                self.say(counted(count, one, many));
             }
         };
-        say(totals.exits_after_loss, "exits have no enter because of the lost events");
-        say(totals.calls_cut_by_loss, "calls have no exit because of the lost events");
+        say(
+            totals.exits_after_loss,
+            "exit has no enter because of the lost events",
+            "exits have no enter because of the lost events",
+        );
+        say(
+            totals.calls_cut_by_loss,
+            "call has no exit because of the lost events",
+            "calls have no exit because of the lost events",
+        );
         say(
             totals.uncertain_calls,
+            "call was open while events were lost; it counts, but not for p50 to max",
             "calls were open while events were lost; they count, but not for p50 to max",
         );
         say(
             totals.skipped_calls,
+            "frame was skipped (longjmp, exception or thread cancel); it ends at the last event \
+             inside it",
             "frames were skipped (longjmp, exception or thread cancel); they end at the last event \
              inside them",
         );
         say(
             totals.inherited_exits,
+            "exit is of a function that a forked process had entered before the fork",
             "exits are of functions that a forked process had entered before the fork",
         );
         if self.greatest_step_back_ns > STEP_TOLERANCE_NS {
@@ -231,18 +285,39 @@ impl Doubts {
     fn say_oddities(&mut self) {
         let odd = std::mem::take(&mut self.oddities);
         let ignored_changes = self.ignored_module_changes;
-        let mut say = |count: u64, what: &str| {
+        let mut say = |count: u64, one: &str, many: &str| {
             if count > 0 {
-                self.say(format!("{count} {what}"));
+                self.say(counted(count, one, many));
             }
         };
-        say(odd.cut_files, "files end within an event; the part is left out");
-        say(odd.unknown_kinds, "records of an unknown kind were skipped");
-        say(odd.unknown_markers, "markers of an unknown meaning were skipped");
-        say(odd.broken_notes, "notes are incomplete and were skipped");
-        say(odd.counter_records, "records of hardware counters were skipped");
+        say(
+            odd.cut_files,
+            "file ends within an event; the part is left out",
+            "files end within an event; the part is left out",
+        );
+        say(
+            odd.unknown_kinds,
+            "record of an unknown kind was skipped",
+            "records of an unknown kind were skipped",
+        );
+        say(
+            odd.unknown_markers,
+            "marker of an unknown meaning was skipped",
+            "markers of an unknown meaning were skipped",
+        );
+        say(
+            odd.broken_notes,
+            "note is incomplete and was skipped",
+            "notes are incomplete and were skipped",
+        );
+        say(
+            odd.counter_records,
+            "record of hardware counters was skipped",
+            "records of hardware counters were skipped",
+        );
         say(
             ignored_changes,
+            "module that came or went is not followed; functions may have a wrong module",
             "modules that came or went are not followed; functions may have a wrong module",
         );
     }
@@ -259,7 +334,10 @@ fn limit(code: u64, payload: u64, name: &str) -> String {
             let error = std::io::Error::from_raw_os_error(payload as i32);
             format!("{name}: recording stopped because writing failed: {error}")
         }
-        MARK_MAX_EVENTS => format!("{name}: recording stopped at the limit of {payload} events"),
+        MARK_MAX_EVENTS => {
+            let events = counted(payload, "event", "events");
+            format!("{name}: recording stopped at the limit of {events}")
+        }
         other => format!("{name}: recording stopped (marker {other})"),
     }
 }

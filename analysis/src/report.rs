@@ -82,7 +82,7 @@ pub struct Totals {
 /// One function of one module.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// Its name; its address in hexadecimal where it has none.
+    /// Its name; its module and its address in that, in hexadecimal, where it has none.
     pub function: String,
     /// Whether `function` is a name.
     pub named: bool,
@@ -196,5 +196,21 @@ impl Report {
     /// Calls of all functions with this name, which is what most tests ask.
     pub fn calls_of(&self, function: &str) -> u64 {
         self.rows.iter().filter(|row| row.function == function).map(|row| row.calls).sum()
+    }
+}
+
+/// A number with what it counts: `1 thread`, `2 threads`.
+pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn one_is_not_many() {
+        let said = [0, 1, 2].map(|count| counted(count, "thread", "threads"));
+        assert_eq!(said, ["0 threads", "1 thread", "2 threads"]);
     }
 }

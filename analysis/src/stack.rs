@@ -6,7 +6,10 @@
 //! unknown, and a guess would show a call that never was. Knows nothing of symbols or files;
 //! functions are numbers that the [`CallSink`] gives out.
 
+use std::collections::hash_map::Entry;
+
 use callsight_format::Event;
+use rustc_hash::FxHashMap;
 
 /// A function of the process, numbered from 0.
 pub type FunctionId = u32;
@@ -86,7 +89,9 @@ pub struct Tally {
     pub unclosed_enters: u64,
     /// Time in which events were lost.
     pub gap_ticks: u64,
-    /// The farthest step back of the clock.
+    /// Of those that loss explains, the ones where only a drain that was away explains it.
+    pub mismatches_resumed: u64,
+    /// The farthest step back of the clock that no signal handler explains.
     pub greatest_step_back: u64,
 }
 
@@ -104,6 +109,10 @@ pub struct Stack {
     uncertain_below: usize,
     /// Lost events that may each be the enter of an exit to come.
     lost_events: u64,
+    /// Whether nobody took events for a while; and calls below this depth were open then.
+    resumed: bool,
+    /// See `resumed`.
+    resumed_below: usize,
     forked: bool,
     /// What was odd so far.
     pub tally: Tally,
@@ -159,6 +168,12 @@ impl Stack {
         self.lost_events = self.lost_events.saturating_add(events);
     }
 
+    /// Nobody took events for a while. Perhaps there was none; what does not match tells.
+    pub fn resumed(&mut self) {
+        self.resumed = true;
+        self.resumed_below = self.calls.len();
+    }
+
     /// The thread was alive at `ts`, and perhaps longer in what it had called by then.
     pub fn alive(&mut self, ts: u64) {
         self.alive_until = self.alive_until.max(ts);
@@ -192,8 +207,10 @@ impl Stack {
     }
 
     fn advance(&mut self, ts: u64) {
-        if ts < self.now {
-            // A signal handler came between the reading of the clock and the storing of the event.
+        // A signal handler may come between the reading of the clock and the storing of the event:
+        // the event then stands behind the handler's calls. Those are over, so what is open now was
+        // open when the clock was read.
+        if ts < self.now && self.calls.last().is_some_and(|top| top.entered > ts) {
             self.tally.greatest_step_back = self.tally.greatest_step_back.max(self.now - ts);
         }
         let next = self.now.max(ts);
@@ -259,7 +276,12 @@ impl Stack {
 
     /// Ends a call whose exit never came, at the last event inside it.
     fn skip_top<S: CallSink>(&mut self, at: u64, sink: &mut S) {
-        match self.calls.len() <= self.uncertain_below {
+        let open = self.calls.len();
+        if open > self.uncertain_below && open <= self.resumed_below {
+            self.tally.mismatches_resumed += 1;
+            self.uncertain_below = open;
+        }
+        match open <= self.uncertain_below {
             true => self.tally.calls_cut_by_loss += 1,
             false => self.tally.skipped_calls += 1,
         }
@@ -273,6 +295,9 @@ impl Stack {
         } else if self.lost_events > 0 {
             self.lost_events -= 1;
             tally.exits_after_loss += 1;
+        } else if self.resumed {
+            tally.exits_after_loss += 1;
+            tally.mismatches_resumed += 1;
         } else {
             tally.unmatched_exits += 1;
         }
@@ -284,6 +309,7 @@ impl Stack {
         let total_ticks = at - call.entered;
         let certain = depth >= self.uncertain_below;
         self.uncertain_below = self.uncertain_below.min(depth);
+        self.resumed_below = self.resumed_below.min(depth);
         self.tally.uncertain_calls += u64::from(!certain);
         if let Some(parent) = self.calls.last_mut() {
             parent.children += total_ticks;
@@ -318,36 +344,34 @@ fn is_gone(open: u32, entered: u32) -> bool {
     open != 0 && entered != 0 && up > 0 && up < NEAR_BYTES / 16
 }
 
-const PAGE: usize = 64;
-
-/// How many calls of each function are open. In pages, so that a thread that calls few of twelve
-/// thousand functions stays small.
+/// How many calls of each function are open. Only of functions that have one: a thread costs what
+/// it has open, however many functions the process has.
 #[derive(Debug, Default)]
 struct OpenCounts {
-    pages: Vec<Option<Box<[u32; PAGE]>>>,
+    counts: FxHashMap<FunctionId, u32>,
 }
 
 impl OpenCounts {
+    #[inline]
     fn add(&mut self, function: FunctionId) {
-        let (page, at) = (function as usize / PAGE, function as usize % PAGE);
-        if page >= self.pages.len() {
-            self.pages.resize_with(page + 1, || None);
-        }
-        self.pages[page].get_or_insert_with(|| Box::new([0; PAGE]))[at] += 1;
+        *self.counts.entry(function).or_default() += 1;
     }
 
     /// Takes one off, gives what is left.
+    #[inline]
     fn remove(&mut self, function: FunctionId) -> u32 {
-        let (page, at) = (function as usize / PAGE, function as usize % PAGE);
-        let count = self.pages[page].as_mut().map(|page| &mut page[at]);
-        let count = count.expect("a call is removed that was added");
-        *count -= 1;
-        *count
+        let Entry::Occupied(mut count) = self.counts.entry(function) else { return 0 };
+        *count.get_mut() -= 1;
+        let left = *count.get();
+        if left == 0 {
+            count.remove();
+        }
+        left
     }
 
+    #[inline]
     fn of(&self, function: FunctionId) -> u32 {
-        let page = self.pages.get(function as usize / PAGE).and_then(Option::as_ref);
-        page.map_or(0, |page| page[function as usize % PAGE])
+        self.counts.get(&function).copied().unwrap_or(0)
     }
 }
 

@@ -320,3 +320,32 @@ fn random_events_match_as_a_naive_matcher_does_and_self_times_sum_to_the_roots()
         assert_eq!(own, roots.map(|(call, _)| call.total_ticks).sum::<u64>());
     }
 }
+
+#[test]
+fn a_thread_costs_what_it_has_open_however_many_functions_there_are() {
+    let (mut stack, mut recorder) = (Stack::new(false), Recorder::default());
+    for func in 1..100_000u64 {
+        stack.enter(&Event { ts: func, func, ..Event::default() }, &mut recorder);
+        stack.exit(&Event { ts: func, func, ..Event::default() }, &mut recorder);
+    }
+    assert!(stack.open.counts.capacity() < 16, "{}", stack.open.counts.capacity());
+}
+
+#[test]
+fn a_handler_between_the_clock_and_the_event_is_no_step_back() {
+    // The exit of `b` read the clock before the handler `h` ran for 5020, and stands behind it.
+    let script =
+        "enter a, enter b, enter h, wait 5000, exit h, back 5025, exit b, wait 5040, exit a";
+    let (recorder, tally) = run(script, false);
+    assert_eq!(recorder.tree(), "a(b(h))");
+    assert_eq!(tally.greatest_step_back, 0);
+    let own: u64 = recorder.calls.iter().map(|call| call.self_ticks).sum();
+    assert_eq!(recorder.calls.last().map(|call| call.total_ticks), Some(own));
+}
+
+#[test]
+fn an_enter_that_a_handler_came_before_is_no_step_back() {
+    let script =
+        "enter a, enter h, wait 5000, exit h, back 5015, enter b, wait 5040, exit b, exit a";
+    assert_eq!(run(script, false).1.greatest_step_back, 0);
+}

@@ -22,6 +22,12 @@ const MOST_SENTENCES: usize = 64;
 /// Changes of modules that are followed in one process. Repeated notes are no changes.
 const MOST_MODULE_CHANGES: usize = 1 << 16;
 
+/// Processes of one group that are told apart: more are of a damaged file.
+pub const MOST_PROCESSES: usize = 1 << 16;
+
+/// Start of a clock, in ticks and ns.
+type ClockStart = (u64, u64);
+
 /// A program that ran: what one process executed from start, fork or exec on.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
@@ -35,8 +41,6 @@ pub struct Process {
     pub exe: Vec<u8>,
     /// Whether it came from a fork of a traced process.
     pub forked: bool,
-    /// Start of its clock, in ticks and ns: another one after exec.
-    pub clock_start: (u64, u64),
     /// Whether it said who it is. Else it is made up, of events that nobody claimed.
     pub announced: bool,
     /// Its modules. Where it named none, one mapping of everything.
@@ -68,12 +72,20 @@ pub struct Survey {
     pub limits: Vec<(u64, u64)>,
     /// Why something was not recorded as asked: the process and its words.
     pub stops: Vec<(StopReason, String)>,
+    /// How often a stream broke off and another one took up its ring.
+    pub interruptions: u64,
+    /// Announcements of processes beyond [`MOST_PROCESSES`].
+    pub ignored_processes: u64,
     /// Changes of modules beyond those that are followed.
     pub ignored_module_changes: u64,
     /// Segments that are not there.
     pub missing_segments: u64,
     /// What was odd in the files.
     pub oddities: Oddities,
+    /// The only process of each start of the clock; `None` where there are several.
+    only: FxHashMap<ClockStart, Option<usize>>,
+    /// The last process of each start of the clock and pid.
+    by_pid: FxHashMap<(ClockStart, u32), usize>,
 }
 
 impl Survey {
@@ -90,16 +102,10 @@ impl Survey {
     }
 
     /// The process of a thread that never said whose it is, in files of this start of the clock.
-    pub fn process_of_silent(&self, tid: u32, clock_start: (u64, u64)) -> usize {
-        let made_up = self.processes.len() - 1;
-        let fits = |index: &usize| self.processes[*index].clock_start == clock_start;
-        let all: Vec<usize> = (0..made_up).filter(fits).collect();
-        match all[..] {
-            [only] => only,
-            _ => {
-                all.into_iter().rfind(|index| self.processes[*index].pid == tid).unwrap_or(made_up)
-            }
-        }
+    pub fn process_of_silent(&self, tid: u32, clock_start: ClockStart) -> usize {
+        let only = self.only.get(&clock_start).copied().flatten();
+        let found = only.or_else(|| self.by_pid.get(&(clock_start, tid)).copied());
+        found.unwrap_or(self.processes.len() - 1)
     }
 }
 
@@ -130,7 +136,9 @@ struct Surveyor {
     current: FxHashMap<u32, usize>,
     /// What was last said of the module at an address: each segment says all of them again.
     told: FxHashMap<(usize, u64), Mapping>,
-    clock_start: (u64, u64),
+    /// The process of each pid, start, executable and start of the clock.
+    known: FxHashMap<(u32, u64, Vec<u8>, ClockStart), usize>,
+    clock_start: ClockStart,
     wrapped: bool,
 }
 
@@ -165,7 +173,8 @@ impl Visitor for Surveyor {
             NOTE_MODULE => {
                 if let Some(note) = ModuleNote::parse(bytes) {
                     let end = note.base.saturating_add(note.size);
-                    let mapping = Mapping::new(note.base, end, note.bias, note.build_id, note.path);
+                    let path = unescaped(note.path);
+                    let mapping = Mapping::new(note.base, end, note.bias, note.build_id, &path);
                     self.module(tid, ts, ModuleEvent::Loaded(mapping));
                 }
             }
@@ -195,6 +204,12 @@ impl Visitor for Surveyor {
 
     fn segment(&mut self, segment: &Segment) {
         self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
+        if segment.resumed {
+            let stops = &mut self.survey.stops;
+            let before = stops.len();
+            stops.retain(|(reason, _)| *reason != StopReason::Cut);
+            self.survey.interruptions += (before - stops.len()) as u64;
+        }
     }
 }
 
@@ -206,33 +221,46 @@ impl Surveyor {
             None => usize::MAX,
         };
         self.survey.announcements.push(index);
-        if index != usize::MAX {
-            self.current.insert(tid, index);
-        }
+        match index {
+            usize::MAX => self.current.remove(&tid),
+            _ => self.current.insert(tid, index),
+        };
     }
 
     fn find_or_add(&mut self, note: &ProcessNote<'_>) -> usize {
-        let clock_start = self.clock_start;
-        let same = self.survey.processes.iter().rposition(|known| {
-            (known.pid, known.start, &known.exe[..]) == (note.pid, note.start, note.exe)
-                && known.clock_start == clock_start
-        });
-        same.unwrap_or_else(|| self.add(note))
+        let key = (note.pid, note.start, note.exe.to_vec(), self.clock_start);
+        if let Some(index) = self.known.get(&key) {
+            return *index;
+        }
+        if self.survey.processes.len() >= MOST_PROCESSES {
+            // As good as a note that cannot be read.
+            self.survey.ignored_processes += 1;
+            return usize::MAX;
+        }
+        let index = self.add(note);
+        self.known.insert(key, index);
+        index
     }
 
     fn add(&mut self, note: &ProcessNote<'_>) -> usize {
+        let index = self.survey.processes.len();
+        self.survey.by_pid.insert((self.clock_start, note.pid), index);
+        self.survey
+            .only
+            .entry(self.clock_start)
+            .and_modify(|only| *only = None)
+            .or_insert(Some(index));
         self.survey.processes.push(Process {
             pid: note.pid,
             parent_pid: note.parent_pid,
             start: note.start,
             exe: note.exe.to_vec(),
             forked: note.flags & PROCESS_FORKED != 0,
-            clock_start: self.clock_start,
             announced: true,
             ..Process::default()
         });
         self.modules.push(Vec::new());
-        self.survey.processes.len() - 1
+        index
     }
 
     fn module(&mut self, tid: u32, ts: u64, event: ModuleEvent) {
@@ -306,5 +334,28 @@ impl Surveyor {
             }
         }
         survey
+    }
+}
+
+/// A path as it is: `/proc/self/maps` writes a newline as `\012`, and nothing else in such a way.
+fn unescaped(path: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let [first, behind @ ..] = rest {
+        let newline = rest.strip_prefix(br"\012");
+        plain.push(if newline.is_some() { b'\n' } else { *first });
+        rest = newline.unwrap_or(behind);
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unescaped;
+
+    #[test]
+    fn a_newline_in_a_path_is_a_newline_again() {
+        assert_eq!(unescaped(br"/a\012b/c\012"), b"/a\nb/c\n");
+        assert_eq!(unescaped(br"/a\01/b\"), br"/a\01/b\");
     }
 }

@@ -126,6 +126,11 @@ impl<'s> Tables<'s> {
         self.space
     }
 
+    /// Whether a function at `address` was entered before.
+    pub fn knows(&self, address: u64) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
     fn add(&mut self, address: u64, mapping: Option<usize>) -> FunctionId {
         let function = self.functions.len() as FunctionId;
         self.functions.push(Function { address, mapping });

@@ -2,8 +2,13 @@
 
 mod common;
 
-use callsight_analysis::{Detail, Options};
-use callsight_format::{ByteOrder, Event, KIND_ENTER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, Origin};
+use std::path::PathBuf;
+use std::process::Command;
+
+use callsight_analysis::{Detail, Error, Options, Report, analyze};
+use callsight_format::{
+    ByteOrder, Event, KIND_ENTER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, NOTE_STOP, Origin, StopReason,
+};
 use common::{Captures, Records, assert_noticed, report, rows, ticks};
 
 /// Two calls in a third.
@@ -142,7 +147,7 @@ fn a_slot_left_zero_among_events_is_a_torn_event() {
     let report = report(records.file_mapped(100));
     assert_eq!(report.losses["torn"], 1);
     assert_eq!(report.totals.unmatched_exits, 0);
-    assert_noticed(&report, "1 events were lost: 1 torn");
+    assert_noticed(&report, "1 event was lost: 1 torn");
 }
 
 #[test]
@@ -170,7 +175,7 @@ fn a_missing_segment_explains_what_does_not_match() {
     ];
     let report = Captures::new(&files).analyze().expect("a report");
     assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (0, 1));
-    assert_noticed(&report, "1 segments are not here");
+    assert_noticed(&report, "1 segment is not here");
 }
 
 #[test]
@@ -178,7 +183,7 @@ fn a_rotated_trace_says_that_its_beginning_is_missing() {
     let records = Records::default().mark(7, MARK_WRAP, 500).thread(7, "exit a, enter b, exit b");
     let report = report(records.file(ByteOrder::Little));
     assert_eq!((report.totals.unmatched_exits, report.totals.exits_after_loss), (0, 1));
-    assert_noticed(&report, "1 segments with 500 events were rotated away");
+    assert_noticed(&report, "1 segment with 500 events was rotated away");
 }
 
 #[test]
@@ -221,10 +226,10 @@ fn limits_and_unknown_records_are_said() {
     let report = report(bytes);
     assert_eq!(rows(&report), SMALL_ROWS);
     assert_noticed(&report, "recording stopped at the disk budget of 8.0 MiB");
-    assert_noticed(&report, "1 records of an unknown kind");
-    assert_noticed(&report, "1 markers of an unknown meaning");
-    assert_noticed(&report, "1 records of hardware counters");
-    assert_noticed(&report, "1 files end within an event");
+    assert_noticed(&report, "1 record of an unknown kind");
+    assert_noticed(&report, "1 marker of an unknown meaning");
+    assert_noticed(&report, "1 record of hardware counters");
+    assert_noticed(&report, "1 file ends within an event");
 }
 
 #[test]
@@ -241,7 +246,7 @@ fn damaged_files_in_a_directory_are_left_out_and_named() {
     assert_noticed(&report, "trace.1.1.0.bin: only 0 bytes");
     assert_noticed(&report, "trace.2.2.0.bin: written in format 9");
     let error = Captures::new(&files[..2]).analyze().expect_err("nothing usable");
-    assert!(error.to_string().contains("none of the 2 files can be used"), "{error}");
+    assert!(error.to_string().contains("of 2 files, none can be used"), "{error}");
 }
 
 /// A capture with everything in it.
@@ -312,4 +317,83 @@ fn a_long_trace_of_deep_recursion_is_linear() {
     report.write_folded(&mut folded, 0).expect("written");
     assert!(folded.len() < 4 << 20, "{} bytes", folded.len());
     assert_noticed(&report, "calls are deeper than 512 frames");
+}
+
+/// Two streams of one ring: the drain was stopped and started again in between.
+fn resumed(first: Records, second: impl FnOnce(Records) -> Records, seconds_t0: u64) -> Report {
+    let next = second(Records { ts: first.ts + 5000, ..Records::default() });
+    let origin = |t0_ticks| Origin { t0_ticks, ..ticks(2_000_000_000) };
+    let files = [
+        ("trace.stream.9.0.bin", first.file_of(origin(1000), ByteOrder::Little)),
+        ("trace.stream.10.0.bin", next.file_of(origin(seconds_t0), ByteOrder::Little)),
+    ];
+    Captures::new(&files).analyze().expect("a report")
+}
+
+/// A process that is inside `m` and `a` when the drain stops.
+fn begun() -> Records {
+    Records::default()
+        .process(7, 7, "/bin/app")
+        .module(7, 0, 1 << 20, &[1], "/bin/app")
+        .thread(7, "enter m, enter a")
+}
+
+#[test]
+fn streams_of_one_ring_go_on_where_the_last_one_ended() {
+    let report =
+        resumed(begun(), |next| next.thread(7, "exit a, enter a, exit a, exit m").end(7), 1000);
+    assert_eq!((report.processes.len(), report.threads.len(), report.rows.len()), (1, 1, 2));
+    assert_eq!((report.processes[0].pid, report.processes[0].ended), (7, Some(true)));
+    assert_eq!((report.totals.unmatched_exits, report.totals.unclosed_enters), (0, 0));
+    assert!(report.rows.iter().all(|row| row.module == "/bin/app"), "{:?}", report.rows);
+    for words in ["in order", "runs", "restart", "not here"] {
+        let said = report.notices.iter().any(|notice| notice.contains(words));
+        assert!(!said, "{words:?} in {:?}", report.notices);
+    }
+}
+
+#[test]
+fn what_a_killed_drain_took_along_explains_what_does_not_match() {
+    let first = begun().note(0, NOTE_STOP, &(StopReason::Cut as u32).to_le_bytes());
+    // The exit of `a` and the enter of `x` are lost.
+    let report =
+        resumed(first, |next| next.thread(7, "exit x, exit m, enter b, exit b").end(7), 1000);
+    let totals = report.totals;
+    assert_eq!((totals.unmatched_exits, totals.exits_after_loss), (0, 1));
+    assert_eq!((totals.skipped_calls, totals.calls_cut_by_loss), (0, 1));
+    assert_noticed(&report, "stream 9 broke off 1 time and was taken up again");
+    assert_noticed(&report, "2 calls or exits do not match across a restart of the drain");
+}
+
+#[test]
+fn streams_of_other_rings_stay_apart() {
+    let report = resumed(begun(), |next| next.thread(7, "exit a, exit m"), 1001);
+    assert_eq!((report.totals.unmatched_exits, report.totals.unclosed_enters), (2, 2));
+    assert_eq!(report.threads.len(), 2);
+}
+
+#[test]
+fn what_is_no_file_is_refused_in_one_sentence() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let pipe = directory.path().join("trace.7.7.0.bin");
+    let made = Command::new("mkfifo").arg(&pipe).status().expect("run mkfifo");
+    assert!(made.success());
+    for path in [pipe, PathBuf::from("/dev/zero")] {
+        let error = analyze(std::slice::from_ref(&path), &Options::default()).expect_err("no file");
+        assert!(matches!(error, Error::NotAFile { .. }), "{error}");
+        let exes = Options { exes: vec![path], ..Options::default() };
+        let file = Captures::new(&[("trace.7.7.0.bin", small().file(ByteOrder::Little))]);
+        let error = file.analyze_with(&exes).expect_err("no binary");
+        assert!(matches!(error, Error::Binary { .. }), "{error}");
+    }
+}
+
+#[test]
+fn one_thing_is_said_of_as_one() {
+    let mut out = Vec::new();
+    let report = report(Records::default().thread(7, "enter a, exit a").file(ByteOrder::Little));
+    report.write_text(&mut out, 0).expect("written");
+    let text = String::from_utf8(out).expect("UTF-8");
+    assert!(text.contains("1 function by self time") && text.contains("1 thread by"), "{text}");
+    assert!(text.contains("1 function of an unnamed program has no name"), "{text}");
 }

@@ -142,7 +142,7 @@ fn plugins_at_one_address_in_turn_are_two_rows() {
         report.rows.iter().map(|row| (row.module.as_str(), row.calls)).collect();
     calls.sort_unstable();
     assert_eq!(calls, [("/lib/pa.so", 2), ("/lib/pb.so", 3)]);
-    assert_noticed(&report, "functions of /lib/pa.so have no name");
+    assert_noticed(&report, "1 function of /lib/pa.so has no name");
 }
 
 #[test]
@@ -230,4 +230,26 @@ fn a_process_that_did_not_end_is_named() {
     assert_eq!(report.processes[0].ended, Some(false));
     assert_noticed(&report, "process 7 (/bin/app) did not end in order");
     assert_eq!(report.totals.unclosed_enters, 2);
+}
+
+#[test]
+fn a_newline_in_the_path_of_the_program_is_no_other_module() {
+    let records = Records::default()
+        .process(7, 7, "/bin/a\npp")
+        .module(7, 0, 1 << 20, &[1], "/bin/a\\012pp")
+        .thread(7, "enter a, exit a");
+    let report = report(records.file_mapped(0));
+    assert!(report.rows[0].in_main_module, "{:?}", report.rows);
+    assert_eq!(report.rows[0].function, "app+0x610");
+}
+
+#[test]
+fn more_processes_than_a_capture_can_have_are_counted() {
+    let mut records = Records::default();
+    for pid in 1..=65_539 {
+        records = records.process(pid, pid, "").thread(pid, "enter a, exit a");
+    }
+    let report = report(records.file_mapped(0));
+    assert_eq!(report.rows.iter().map(|row| row.calls).sum::<u64>(), 65_539);
+    assert_noticed(&report, "3 processes are not told apart");
 }

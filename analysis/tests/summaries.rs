@@ -81,7 +81,7 @@ fn event_files_beside_summary_files_are_used_too() {
     ];
     let report = report(&files);
     assert_eq!((rows(&report).as_str(), report.mode), ("a 1 100/100, z 1 10/10", Mode::Mixed));
-    assert_noticed(&report, "1 event files and 1 summary files are added up here");
+    assert_noticed(&report, "1 event file and 1 summary file are added up here");
 }
 
 #[test]

@@ -202,7 +202,7 @@ fn a_library_of_another_build_has_no_names_rather_than_wrong_ones() {
         .thread(7, &traced.calls());
     let captures = Captures::new(&[("trace.7.7.0.bin", records.file_mapped(0))]);
     let report = captures.analyze().expect("a report");
-    assert!(report.rows.iter().all(|row| !row.named && row.function.starts_with("0x55")));
+    assert!(report.rows.iter().all(|row| !row.named && row.function.starts_with("app+0x")));
     assert_noticed(&report, "the file here is build 0202");
 }
 
@@ -257,14 +257,17 @@ fn a_call_is_inside_the_function_its_return_address_lies_in() {
 }
 
 #[test]
-fn a_stripped_program_has_addresses_for_names() {
+fn a_stripped_program_has_places_in_it_for_names() {
     let program = Program::new(1, &[]);
     let captures = program.capture(&program.path);
+    let traced_main = program.addresses("main")[0];
     let done = Command::new("strip").arg(&program.path).status().expect("run strip");
     assert!(done.success());
     let report = captures.analyze().expect("a report");
     assert!(report.rows.iter().all(|row| !row.named), "{:?}", names(&report));
     assert_noticed(&report, "5 functions have no name");
+    let main = format!("app+{:#x}", traced_main);
+    assert!(report.rows.iter().any(|row| row.function == main), "{main} in {:?}", names(&report));
 }
 
 #[test]

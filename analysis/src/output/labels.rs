@@ -40,7 +40,7 @@ impl Labels {
         if let Some(location) = &row.location {
             label += &format!(" ({})", self.place(location));
         }
-        if !row.in_main_module && !row.module.is_empty() {
+        if row.named && !row.in_main_module && !row.module.is_empty() {
             label += &format!(" [{}]", tail(&row.module, 1));
         }
         label

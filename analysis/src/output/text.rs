@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::labels::Labels;
 use super::{duration, limit};
-use crate::report::{Report, Row};
+use crate::report::{Report, Row, counted};
 
 impl Report {
     /// Writes the report for people, with `top` lines a table (0 for all).
@@ -52,7 +52,7 @@ impl Report {
         let mut threads: Vec<_> = self.threads.iter().collect();
         threads.sort_by_key(|thread| std::cmp::Reverse(thread.events));
         let shown = limit(top, threads.len());
-        writeln!(out, "\n{}", title(shown, threads.len(), "threads", "events"))?;
+        writeln!(out, "\n{}", title(shown, threads.len(), ["thread", "threads"], "events"))?;
         writeln!(out, "{:>8} {:>8}  {:<15} {:>12} {:>10}", "pid", "tid", "name", "events", "span")?;
         for thread in &threads[..shown] {
             let name = if thread.name.is_empty() { "-" } else { &thread.name };
@@ -70,10 +70,11 @@ impl Report {
     }
 }
 
-fn title(shown: usize, all: usize, what: &str, by: &str) -> String {
+fn title(shown: usize, all: usize, [one, many]: [&str; 2], by: &str) -> String {
+    let all_of_them = counted(all as u64, one, many);
     match shown == all {
-        true => format!("{all} {what} by {by}"),
-        false => format!("{shown} of {all} {what} by {by}"),
+        true => format!("{all_of_them} by {by}"),
+        false => format!("{shown} of {all_of_them} by {by}"),
     }
 }
 
@@ -85,7 +86,7 @@ fn write_table(
     labels: &Labels,
 ) -> io::Result<()> {
     let shown = limit(top, rows.len());
-    writeln!(out, "\n{}", title(shown, rows.len(), "functions", by))?;
+    writeln!(out, "\n{}", title(shown, rows.len(), ["function", "functions"], by))?;
     writeln!(
         out,
         "{:>12} {:>10} {:>10} {:>10} {:>10} {:>10}  function",
