@@ -29,6 +29,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,6 +142,7 @@ int main(int argc, char **argv)
     check_port(argv[3]);
     install_signals();
     stream_prepare(&stream, argv[2], argv[3]);
+    remove_unborn();
     while (ring_wait(&ring)) {
         ring_claim(&ring);
         if (wait_for_process(&ring)) {

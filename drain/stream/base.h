@@ -9,6 +9,7 @@
 #define CONNECT_TRIES_NS (5 * SECOND)
 #define CLAIM_TRIES_NS (500 * MS)  /* a drain that was killed may not be quite dead yet */
 #define HALF_MADE_NS (2 * SECOND)  /* a ring without a header: its maker is slow, or dead */
+#define UNBORN_S 60                 /* in seconds: nobody makes a ring for so long */
 #define UNSTORED_NS (1 * SECOND)   /* a reserved slot of a live thread that nobody stores to */
 #define OVER_NS (200 * MS)         /* a forking daemon's child attaches at its first hook */
 #define OVER_MAPPED_NS (2 * SECOND) /* the same while a process still has the ring mapped */
@@ -23,6 +24,7 @@
 #define NESTED_HOOKS 8
 
 #define EVENT_BYTES CALLSIGHT_EVENT_BYTES
+#define KIND_AT offsetof(struct callsight_event, kind)
 #define PAGE_START CALLSIGHT_PAGE_HEADER_BYTES
 #define MAX_SLOTS (2 * CALLSIGHT_RING_MAX_PAGES)
 

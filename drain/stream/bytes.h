@@ -10,6 +10,7 @@ struct byte_ring {
     struct stream *stream;
     uint64_t delivered_before;
     uint64_t delivered;
+    uint64_t events;
     uint32_t mapped_by;
 };
 
@@ -64,6 +65,8 @@ static size_t bytes_move(struct byte_ring *bytes)
     send_chunk(bytes->stream, CALLSIGHT_CHUNK_EVENTS, bytes->stream->raw, count);
     add64(&header->tail, count);
     bytes->delivered += count / EVENT_BYTES;
+    for (size_t at = 0; at < count; at += EVENT_BYTES)
+        bytes->events += (uint64_t)is_call(bytes->stream->raw + at);
     return count;
 }
 
@@ -107,15 +110,19 @@ static uint32_t bytes_run(struct byte_ring *bytes)
 /* Drains a version 2 ring to its end. */
 static uint32_t drain_bytes(struct ring *ring, struct stream *stream, struct counts *counts)
 {
-    struct byte_ring bytes = { ring, stream, 0, 0, 0 };
+    struct byte_ring bytes = { ring, stream, 0, 0, 0, 0 };
     bytes.delivered_before = load64(&ring->header->tail) / EVENT_BYTES;
     bytes.mapped_by = ring_mapped_by(ring, 0);
-    send_hello(stream, bytes.mapped_by);
+    send_hello(stream, bytes.mapped_by, "");
     uint32_t reason = bytes_run(&bytes);
     memset(counts, 0, sizeof *counts);
+    uint64_t dropped = load64(&ring->header->dropped);
     counts->delivered = bytes.delivered;
-    counts->dropped[CALLSIGHT_CAUSE_FULL] = load64(&ring->header->dropped);
-    counts->emitted = load64(&ring->header->head) / EVENT_BYTES
-                      + counts->dropped[CALLSIGHT_CAUSE_FULL] - bytes.delivered_before;
+    counts->events = bytes.events;
+    counts->emitted = load64(&ring->header->head) / EVENT_BYTES + dropped
+                      - bytes.delivered_before;
+    /* Nothing in such a ring says what was told of it, so its last drain tells all. */
+    if (reason == CALLSIGHT_END_DONE)
+        counts->dropped[CALLSIGHT_CAUSE_FULL] = dropped;
     return reason;
 }

@@ -78,20 +78,24 @@ static size_t read_build_id(const char *path, unsigned char *out, size_t out_byt
     return found;
 }
 
-static void add_process(struct fields *fields, uint32_t pid)
+/* `noted` is the path that its own note gives, for a process that is gone already. */
+static void add_process(struct fields *fields, uint32_t pid, const char *noted)
 {
     char link[64], exe[PATH_MAX];
     unsigned char build_id[64];
     add_number(fields, CALLSIGHT_HELLO_PID, pid, 4);
     snprintf(link, sizeof link, "/proc/%" PRIu32 "/exe", pid);
     ssize_t count = readlink(link, exe, sizeof exe);
-    add_field(fields, CALLSIGHT_HELLO_EXE, exe, count > 0 ? (size_t)count : 0);
+    if (count > 0)
+        add_field(fields, CALLSIGHT_HELLO_EXE, exe, (size_t)count);
+    else
+        add_field(fields, CALLSIGHT_HELLO_EXE, noted, strlen(noted));
     add_field(fields, CALLSIGHT_HELLO_BUILD_ID, build_id,
               read_build_id(link, build_id, sizeof build_id));
 }
 
 /* What this machine is, and the first traced process (0 where it is not known). */
-static void send_hello(struct stream *stream, uint32_t pid)
+static void send_hello(struct stream *stream, uint32_t pid, const char *noted)
 {
     static struct fields fields;
     struct utsname machine;
@@ -108,19 +112,26 @@ static void send_hello(struct stream *stream, uint32_t pid)
         count--;
     add_field(&fields, CALLSIGHT_HELLO_CLOCK, text, count);
     if (pid != 0)
-        add_process(&fields, pid);
+        add_process(&fields, pid, noted);
     send_chunk(stream, CALLSIGHT_CHUNK_HELLO, fields.bytes, fields.count);
 }
 
 /* ---- The counts at the end ------------------------------------------------------------------ */
 
-/* In records. `emitted` and `dropped` are those of the ring's whole life, less what an earlier
- * drain of it has delivered. */
+/* In records, but for `events`. Of the ring's whole life, less what earlier drains of it have
+ * delivered and told. */
 struct counts {
     uint64_t emitted;
     uint64_t delivered;
+    uint64_t events; /* those delivered that are no markers or counters */
     uint64_t dropped[CALLSIGHT_CAUSES];
+    uint64_t untold; /* of those dropped: not in the data yet */
 };
+
+static int is_call(const unsigned char *event)
+{
+    return event[KIND_AT] == CALLSIGHT_KIND_ENTER || event[KIND_AT] == CALLSIGHT_KIND_EXIT;
+}
 
 static const char *const cause_names[CALLSIGHT_CAUSES] = {
     "full", "no_slot", "reentrant", "fork", "torn", "budget", "io", "stopped",
@@ -153,13 +164,14 @@ static void send_end(struct stream *stream, uint32_t reason, const struct counts
     stream_finish(stream);
 }
 
-/* The last line: what became of every record. A ring that lives on has some still in it. */
+/* The last line: what became of every event; the rest, which should be none, is counted in
+ * records. A ring that lives on has some still in it, and losses that no stream has told. */
 static void say_counts(const struct counts *counts, uint32_t reason)
 {
     uint64_t dropped = sum_dropped(counts);
     const char *opening = " (";
     fprintf(stderr, "trace_stream: %s, %" PRIu64 " events forwarded, %" PRIu64 " dropped",
-            reason == CALLSIGHT_END_DONE ? "done" : "stopped", counts->delivered, dropped);
+            reason == CALLSIGHT_END_DONE ? "done" : "stopped", counts->events, dropped);
     for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
         if (counts->dropped[cause] == 0)
             continue;

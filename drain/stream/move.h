@@ -4,6 +4,25 @@
  * reserved and never stored.
  */
 
+/* Counts what a writer's own loss note tells. Its pieces stand one behind the other in a page;
+ * `last` is where the last of them may be. */
+static void hear_loss(struct pool *pool, const unsigned char *last)
+{
+    unsigned char note[LOSS_PIECES * CALLSIGHT_NOTE_PIECE_BYTES];
+    struct callsight_event event;
+    for (uint32_t piece = LOSS_PIECES; piece-- > 0; last -= EVENT_BYTES) {
+        unsigned char *bytes = note + piece * CALLSIGHT_NOTE_PIECE_BYTES;
+        memcpy(&event, last, EVENT_BYTES);
+        if (event.kind != CALLSIGHT_KIND_MARKER
+            || (uint32_t)event.func != (CALLSIGHT_NOTE_LOSS | piece << 16))
+            return;
+        put_le(bytes, event.func >> 32, 4);
+        put_le(bytes + 4, event.call_site, 8);
+    }
+    uint64_t cause = get_le(note + 2, 4);
+    pool->told[cause < CALLSIGHT_CAUSES ? cause : CALLSIGHT_CAUSE_FULL] += get_le(note + 6, 8);
+}
+
 /* Copies whole events from `read` on, as far as they and the chunk reach. */
 static void copy_events(struct pool *pool, uint32_t index)
 {
@@ -17,6 +36,10 @@ static void copy_events(struct pool *pool, uint32_t index)
         unsigned char *out = stream->raw + stream->raw_bytes;
         memcpy(out, bytes + page->read, EVENT_BYTES);
         memcpy(out, &ts, sizeof ts);
+        if (is_call(out))
+            pool->chunk_events++;
+        else if (page->read >= PAGE_START + (LOSS_PIECES - 1) * EVENT_BYTES)
+            hear_loss(pool, bytes + page->read);
         stream->raw_bytes += EVENT_BYTES;
         room -= EVENT_BYTES;
         page->read += EVENT_BYTES;

@@ -1,5 +1,6 @@
-/* Names of threads. Most are given after a thread's first hooks, and a hook that asked again would
- * make a system call; so the drain asks, on the machine both run on.
+/* Names: of threads, and of the executable of a process that is gone. Most threads get theirs after
+ * their first hooks, and a hook that asked again would make a system call; so the drain asks, on
+ * the machine both run on. An executable is named by notes in the ring.
  */
 
 /* Asked for at first soon, then ever less often. */
@@ -65,4 +66,51 @@ static void tell_names(struct pool *pool)
             tell_name(pool, index);
     }
     chunk_send(pool);
+}
+
+/* Puts the note that begins at `at`, and ends before `end`, into `note`; returns whether it is
+ * there, with code `code`. */
+static int read_note(const unsigned char *at, const unsigned char *end, uint32_t code,
+                     unsigned char *note, size_t note_bytes)
+{
+    struct callsight_event event;
+    size_t have = 0, whole = 2;
+    for (; have < whole; at += EVENT_BYTES, have += CALLSIGHT_NOTE_PIECE_BYTES) {
+        if (at == end || slot_ts(at) == 0 || note_bytes - have < CALLSIGHT_NOTE_PIECE_BYTES)
+            return 0;
+        memcpy(&event, at, sizeof event);
+        uint32_t piece = (uint32_t)(have / CALLSIGHT_NOTE_PIECE_BYTES);
+        if (event.kind != CALLSIGHT_KIND_MARKER || (uint32_t)event.func != (code | piece << 16))
+            return 0;
+        put_le(note + have, event.func >> 32, 4);
+        put_le(note + have + 4, event.call_site, 8);
+        whole = 2 + (size_t)get_le(note, 2);
+    }
+    return 1;
+}
+
+/* The executable of a process as its threads note it at the start of their first pages; empty
+ * where none of them is in the ring. */
+static void noted_exe(const struct pool *pool, uint32_t pid, char *exe, size_t exe_bytes)
+{
+    const size_t path = 2 + CALLSIGHT_PROCESS_NOTE_BYTES;
+    unsigned char note[1024];
+    exe[0] = 0;
+    for (uint32_t index = 0; index < pool->ring->layout.page_count && exe[0] == 0; index++) {
+        const unsigned char *at = page_bytes_at(pool, index);
+        const unsigned char *end = at + pool->ring->layout.page_bytes;
+        const struct callsight_page_header *header = page_header(pool, index);
+        if (load64(&header->owner) == 0 || load32(&header->pid) != pid || header->first != 0)
+            continue;
+        for (at += PAGE_START; at < end && slot_ts(at) != 0; at += EVENT_BYTES) {
+            if (!read_note(at, end, CALLSIGHT_NOTE_PROCESS, note, sizeof note))
+                continue;
+            size_t count = 2 + (size_t)get_le(note, 2);
+            if (count > path && count - path < exe_bytes) {
+                memcpy(exe, note + path, count - path);
+                exe[count - path] = 0;
+            }
+            break;
+        }
+    }
 }

@@ -45,12 +45,16 @@ struct slot {
 struct pool {
     struct ring *ring;
     struct stream *stream;
-    struct counts counts; /* `delivered` as we go, the rest at the end */
+    struct counts counts; /* what was delivered as we go, the rest at the end */
+    uint64_t told[CALLSIGHT_CAUSES]; /* by the loss notes of this stream */
     uint64_t delivered_before;
+    uint64_t dropped_before; /* what earlier drains told, as far as could be seen at first */
+    int taken_over;          /* from an earlier drain */
     uint64_t now_ns;
     uint64_t stuck; /* pages that wait for a slot to be stored, in the last pass */
     uint64_t moved; /* records in the last pass */
     uint32_t chunk_records;
+    uint32_t chunk_events;
     uint32_t chunk_torn;
     uint32_t look;
     int out_of_step; /* a page seen for the first time is not the next of its writer */
@@ -160,8 +164,9 @@ static void chunk_commit(struct pool *pool)
     /* Kept in the ring, so that the next drain of it counts them too. */
     add64(&pool->ring->control->retired_dropped[CALLSIGHT_CAUSE_TORN], pool->chunk_torn);
     pool->counts.delivered += pool->chunk_records;
+    pool->counts.events += pool->chunk_events;
     pool->moved += pool->chunk_records;
-    pool->chunk_records = pool->chunk_torn = 0;
+    pool->chunk_records = pool->chunk_events = pool->chunk_torn = 0;
 }
 
 static void chunk_send(struct pool *pool)
@@ -186,6 +191,9 @@ static void page_pend(struct pool *pool, uint32_t index)
     pool->pages[index].pending = 1;
     pool->pending[pool->pending_count++] = (uint16_t)index;
 }
+
+/* A note of CALLSIGHT_LOSS_NOTE_BYTES and its length. */
+#define LOSS_PIECES 3
 
 struct loss {
     uint32_t tid;
@@ -216,13 +224,14 @@ static void chunk_note(struct pool *pool, uint32_t tid, uint64_t ts, uint64_t co
 /* A loss note, as the writer itself would have left it. */
 static void chunk_loss(struct pool *pool, const struct loss *loss)
 {
-    unsigned char note[3 * CALLSIGHT_NOTE_PIECE_BYTES] = { 0 };
+    unsigned char note[LOSS_PIECES * CALLSIGHT_NOTE_PIECE_BYTES] = { 0 };
     put_le(note, CALLSIGHT_LOSS_NOTE_BYTES, 2);
     put_le(note + 2, loss->cause, 4);
     put_le(note + 6, loss->events, 8);
     put_le(note + 14, loss->first, 8);
     put_le(note + 22, loss->last, 8);
-    chunk_note(pool, loss->tid, loss->ts, CALLSIGHT_NOTE_LOSS, note, 3);
+    chunk_note(pool, loss->tid, loss->ts, CALLSIGHT_NOTE_LOSS, note, LOSS_PIECES);
+    pool->told[loss->cause] += loss->events;
 }
 
 static void note_torn(struct pool *pool, const struct page *page, uint32_t events)

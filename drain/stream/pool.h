@@ -235,7 +235,8 @@ static void count(const struct pool *pool, struct counts *counts)
     const struct callsight_ring_control *control = pool->ring->control;
     uint64_t no_slot = load64(&control->no_slot);
     counts->delivered = pool->counts.delivered;
-    counts->emitted = no_slot;
+    counts->events = pool->counts.events;
+    counts->emitted = counts->untold = no_slot;
     for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
         counts->dropped[cause] = cause == CALLSIGHT_CAUSE_NO_SLOT ? no_slot : 0;
     for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++) {
@@ -244,13 +245,36 @@ static void count(const struct pool *pool, struct counts *counts)
             continue;
         counts->emitted += load64(&writer->emitted);
         counts->emitted += records_in_page(pool, index);
-        for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
-            counts->dropped[cause] += load64(&writer->dropped[cause]);
+        uint64_t told = load64(&writer->told), dropped = 0;
+        for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
+            uint64_t events = load64(&writer->dropped[cause]);
+            counts->dropped[cause] += events;
+            dropped += events;
+        }
+        counts->untold += dropped > told ? dropped - told : 0;
     }
     for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
         counts->dropped[cause] += load64(&control->retired_dropped[cause]);
     counts->emitted += load64(&control->retired_emitted);
     counts->emitted -= pool->delivered_before;
+}
+
+/* Takes out of the counts what is not for this stream to tell. Its losses are those that its own
+ * notes tell, so that they are told once: what earlier drains told is theirs, and what nobody has
+ * told yet stays in a ring that lives on. Whoever found no slot has no notes, and is told at the
+ * end of the ring. The first drain of a ring tells all of it, by cause as the ring counts them. */
+static void settle(const struct pool *pool, uint32_t reason, struct counts *counts)
+{
+    int done = reason == CALLSIGHT_END_DONE;
+    if (done && !pool->taken_over)
+        return;
+    uint64_t no_slot = counts->dropped[CALLSIGHT_CAUSE_NO_SLOT];
+    uint64_t told_by_all = sum_dropped(counts) - (done ? 0 : counts->untold);
+    memcpy(counts->dropped, pool->told, sizeof counts->dropped);
+    if (done)
+        counts->dropped[CALLSIGHT_CAUSE_NO_SLOT] += no_slot;
+    if (pool->taken_over)
+        counts->emitted -= told_by_all - sum_dropped(counts);
 }
 
 /* Tells the sum of all drops. A slot on its way into the retired counts may be counted twice for
@@ -259,13 +283,27 @@ static void tell_dropped(struct pool *pool)
 {
     struct counts first, second;
     count(pool, &first);
-    if (sum_dropped(&first) <= pool->stream->dropped_told)
+    uint64_t dropped = sum_dropped(&first);
+    if (dropped <= pool->stream->dropped_told + pool->dropped_before)
         return;
     count(pool, &second);
-    if (sum_dropped(&first) != sum_dropped(&second))
+    if (dropped != sum_dropped(&second))
         return;
-    send_dropped(pool->stream, sum_dropped(&first));
-    store64(&pool->ring->header->dropped, sum_dropped(&first));
+    send_dropped(pool->stream, dropped - pool->dropped_before);
+    store64(&pool->ring->header->dropped, dropped);
+}
+
+/* Learns what earlier drains of the ring have done. */
+static void take_over(struct pool *pool)
+{
+    const struct callsight_ring_control *control = pool->ring->control;
+    struct counts counts;
+    pool->delivered_before = load64(&pool->ring->header->tail) / EVENT_BYTES;
+    pool->taken_over = pool->delivered_before != 0 || load64(&control->retired_emitted) != 0
+                       || load64(&control->retired_dropped[CALLSIGHT_CAUSE_TORN]) != 0;
+    count(pool, &counts);
+    if (pool->taken_over)
+        pool->dropped_before = sum_dropped(&counts) - counts.untold;
 }
 
 /* ---- The whole of it ------------------------------------------------------------------------ */
@@ -361,9 +399,13 @@ static uint32_t drain_pages(struct ring *ring, struct stream *stream, struct cou
     static struct pool pool;
     pool.ring = ring;
     pool.stream = stream;
-    pool.delivered_before = load64(&ring->header->tail) / EVENT_BYTES;
-    send_hello(stream, first_process(&pool));
+    take_over(&pool);
+    char exe[1024];
+    uint32_t pid = first_process(&pool);
+    noted_exe(&pool, pid, exe, sizeof exe);
+    send_hello(stream, pid, exe);
     uint32_t reason = pool_run(&pool);
     count(&pool, counts);
+    settle(&pool, reason, counts);
     return reason;
 }

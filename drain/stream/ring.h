@@ -159,6 +159,29 @@ static int ring_is_gone(const struct ring *ring)
     return stat.st_nlink == 0;
 }
 
+/* Removes rings that were never named: a traced process makes one as `.callsight-PID`, and one
+ * that is killed meanwhile leaves it. The age is for processes that we cannot see. */
+static void remove_unborn(void)
+{
+    static const char folder[] = "/dev/shm", prefix[] = ".callsight-";
+    struct dirent *entry;
+    DIR *shm = opendir(folder);
+    while (shm != NULL && (entry = readdir(shm)) != NULL) {
+        const char *number = entry->d_name + sizeof prefix - 1;
+        struct stat stat;
+        if (strncmp(entry->d_name, prefix, sizeof prefix - 1) != 0 || strlen(number) > 10
+            || number[0] == 0 || number[strspn(number, "0123456789")] != 0)
+            continue;
+        if (!is_alive_now((uint32_t)strtoul(number, NULL, 10), 0)
+            && fstatat(dirfd(shm), entry->d_name, &stat, AT_SYMLINK_NOFOLLOW) == 0
+            && S_ISREG(stat.st_mode) && stat.st_uid == geteuid()
+            && time(NULL) - stat.st_mtime > UNBORN_S)
+            unlinkat(dirfd(shm), entry->d_name, 0);
+    }
+    if (shm != NULL)
+        closedir(shm);
+}
+
 /* Waits until there is a ring and it is ours to read; 0 when told to stop. */
 static int ring_wait(struct ring *ring)
 {

@@ -1,6 +1,6 @@
 //! Lost events by cause, and the losses that a stream of events tells of itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::mem::offset_of;
 
 use callsight_format::{
@@ -47,6 +47,19 @@ impl Losses {
         self
     }
 
+    /// These, and what `stated` sums up to beyond them. A note and a count may name different
+    /// causes for the same event, so that only the sums can be compared.
+    pub fn raised_to(&self, stated: &Losses) -> Losses {
+        let mut missing = stated.sum().saturating_sub(self.sum());
+        let mut raised = *self;
+        for (cause, events) in stated.beyond(self).iter() {
+            let events = events.min(missing);
+            missing -= events;
+            raised.add(cause, events);
+        }
+        raised
+    }
+
     /// What is in here beyond what is in `other`, cause by cause.
     pub fn beyond(&self, other: &Losses) -> Losses {
         Losses(std::array::from_fn(|at| self.0[at].saturating_sub(other.0[at])))
@@ -57,17 +70,25 @@ impl Losses {
 /// and a hostile stream could name four billion writers, at 4.6 KiB each.
 const MAX_OPEN_NOTES: usize = 64;
 
+/// How many of the last records [`LossWatch::forget_last`] can take back.
+pub(crate) const WATCHED_RECORDS: u64 = 64;
+
 /// Reads the loss notes out of events that pass by.
 #[derive(Debug, Default)]
 pub struct LossWatch {
     open: HashMap<u32, Box<NoteAssembler>>,
     told: Losses,
+    /// Records that have passed by.
+    records: u64,
+    /// The notes that ended lately: in which record, and what they told.
+    recent: VecDeque<(u64, Cause, u64)>,
 }
 
 impl LossWatch {
     /// Looks at whole events.
     pub fn observe(&mut self, events: &[u8], order: ByteOrder) {
         for bytes in events.chunks_exact(EVENT_BYTES) {
+            self.records += 1;
             // Kind first: nearly every event is none of our business.
             if bytes[offset_of!(Event, kind)] != KIND_MARKER {
                 continue;
@@ -84,6 +105,19 @@ impl LossWatch {
         self.told
     }
 
+    /// Takes back what the notes told that ended in the last `records` records, at most
+    /// [`WATCHED_RECORDS`]: something else stands in their place.
+    pub(crate) fn forget_last(&mut self, records: u64) {
+        let kept = self.records.saturating_sub(records);
+        let taken_back = self.recent.partition_point(|(at, ..)| *at <= kept);
+        for (_, cause, events) in self.recent.drain(taken_back..) {
+            let told = &mut self.told.0[cause as usize];
+            *told = told.saturating_sub(events);
+        }
+        self.records = kept;
+        self.open.clear();
+    }
+
     fn take(&mut self, tid: u32, piece: &NotePiece) {
         if piece.index == 0 {
             if self.open.len() >= MAX_OPEN_NOTES {
@@ -96,6 +130,9 @@ impl LossWatch {
         if let Some(loss) = LossNote::parse(note) {
             let cause = Cause::from_number(loss.cause).unwrap_or(Cause::Full);
             self.told.add(cause, loss.events);
+            let kept = self.records.saturating_sub(WATCHED_RECORDS);
+            self.recent.drain(..self.recent.partition_point(|(at, ..)| *at <= kept));
+            self.recent.push_back((self.records, cause, loss.events));
         }
         self.open.remove(&tid);
     }
@@ -149,5 +186,36 @@ mod tests {
         assert_eq!(more.beyond(&some).by_cause(), "2 full");
         assert_eq!(some.beyond(&more).by_cause(), "1 io");
         assert_eq!(some.plus(&more).by_cause(), "12 full, 1 io");
+    }
+
+    #[test]
+    fn a_loss_that_is_told_and_stated_for_another_cause_is_one() {
+        let (mut told, mut stated) = (Losses::default(), Losses::default());
+        told.add(Cause::Full, 5);
+        stated.add(Cause::Reentrant, 5);
+        assert_eq!(told.raised_to(&stated), told);
+        stated.add(Cause::NoSlot, 3);
+        stated.add(Cause::Full, 4);
+        assert_eq!(told.raised_to(&stated).sum(), 12);
+        assert_eq!(stated.raised_to(&told), stated);
+    }
+
+    #[test]
+    fn notes_whose_last_record_is_replaced_are_told_no_more() {
+        let order = ByteOrder::NATIVE;
+        let notes = [loss_note(1, Cause::Full, 5, order), loss_note(2, Cause::Torn, 3, order)];
+        let whole = notes.concat();
+        for replaced in 0..=whole.len() {
+            let mut watch = LossWatch::default();
+            for number in 0..1000 {
+                watch.observe(&loss_note(number, Cause::Io, 1, order).concat(), order);
+            }
+            watch.observe(&whole.concat(), order);
+            watch.forget_last(replaced as u64);
+            let left = whole.len() - replaced;
+            let told = u64::from(left >= notes[0].len()) * 5 + u64::from(left == whole.len()) * 3;
+            assert_eq!(watch.told().sum(), 1000 + told, "{replaced} replaced");
+            assert!(watch.recent.len() <= WATCHED_RECORDS as usize);
+        }
     }
 }

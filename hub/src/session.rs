@@ -133,15 +133,14 @@ impl Session {
 
     /// Ends every sink and gives the account. `cut_records` were announced and did not come.
     pub fn finish(mut self, cut_records: u64, say: &dyn Fn(&str)) -> Tally {
-        let told = self.watch.told();
-        let mut untold = self.stated().beyond(&told);
-        untold.add(Cause::Torn, cut_records);
-        self.tally.lost_before = told.plus(&untold);
+        let mut lost_before = self.watch.told().raised_to(&self.stated());
+        lost_before.add(Cause::Torn, cut_records);
+        self.tally.lost_before = lost_before;
         self.tally.ended = self.end.is_some();
         self.say_how_it_ended(say);
         // A sender of version 2 never says that it is done; in the middle of a chunk it was not.
         let cut = self.end.is_none() && (self.tally.named || cut_records > 0);
-        let ending = Ending { untold_events: untold, cut };
+        let ending = Ending { lost_before, cut };
         for attached in &mut self.sinks {
             let tally = attached.sink.close(&ending);
             attached.tell_trouble(say);
@@ -184,13 +183,18 @@ impl Session {
         }
     }
 
-    /// What the sender says it lost. The total of a notice has no cause; what goes beyond the
-    /// causes known is for want of room in the ring, the only loss of a version 2 sender.
+    /// What the sender says it lost. One that says who it is tells its losses in the events and
+    /// at its end: what it has not told yet, the next sender of its ring will, so its notices
+    /// count nothing. For others they do. The total of a notice has no cause; what goes beyond
+    /// the causes known is for want of room in the ring, the only loss of a version 2 sender.
     fn stated(&self) -> Losses {
         let mut stated = match &self.end {
             Some(end) => end.dropped_events,
             None => self.watch.told(),
         };
+        if self.tally.named {
+            return stated;
+        }
         stated.add(Cause::Full, self.noticed_events.saturating_sub(stated.sum()));
         stated
     }

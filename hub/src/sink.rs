@@ -101,8 +101,9 @@ pub struct SinkTally {
 /// How a session ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// What was lost on the way here and stands in no note of the events.
-    pub untold_events: Losses,
+    /// What was lost on the way here, whether or not a note of the events tells it. A sink adds
+    /// what stands in no note that it has kept.
+    pub lost_before: Losses,
     /// The stream broke off: what its sender still held is lost and not counted.
     pub cut: bool,
 }

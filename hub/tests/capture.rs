@@ -31,10 +31,14 @@ fn capture(dir: &Path, limits: CaptureLimits, batches: &[Vec<u8>]) -> SinkTally 
 
 /// Runs a session with a capture over items.
 fn session(dir: &Path, items: Vec<Item<'_>>) -> (Tally, Vec<String>) {
+    session_within(dir, NO_LIMITS, items)
+}
+
+fn session_within(dir: &Path, limits: CaptureLimits, items: Vec<Item<'_>>) -> (Tally, Vec<String>) {
     let captures = CaptureDir::open(dir).expect("a folder");
     let reserved = captures.reserve().expect("a number");
     let meta = meta(reserved.id());
-    let sink = CaptureSink::new(reserved, NO_LIMITS);
+    let sink = CaptureSink::new(reserved, limits);
     let said = Mutex::new(Vec::new());
     let say = |line: &str| said.lock().expect("lines").push(line.to_owned());
     let mut session = Session::start(&meta, vec![Box::new(sink)]).expect("a session");
@@ -155,6 +159,58 @@ fn losses_that_notes_tell_are_not_told_twice() {
     let stored = events_of(&dir.path().join("trace.stream.1.0.bin"));
     let causes = [(Cause::Full, 40), (Cause::Torn, 1), (Cause::NoSlot, 7)];
     assert_eq!(told(&stored), causes.map(|(cause, events)| (cause as u32, events)));
+}
+
+/// All that a capture tells of lost events.
+fn sum_told(events: &[Event]) -> u64 {
+    told(events).iter().map(|(_, events)| events).sum()
+}
+
+#[test]
+fn a_loss_told_after_the_budget_is_reached_stands_in_the_capture_too() {
+    let batch = |number: u64| {
+        let note = loss_note(3, Cause::Full, 1000 + number, ORDER);
+        [calls(3, 20, ORDER), note, calls(3, 5, ORDER)].concat()
+    };
+    let batches: Vec<_> = (0..40).map(batch).collect();
+    let lost: u64 = (0..40).map(|number| 1000 + number).sum();
+    let mut end = StreamEnd { reason: END_DONE, ..StreamEnd::default() };
+    end.dropped_events.add(Cause::Full, lost);
+    end.dropped_events.add(Cause::NoSlot, 7);
+    // At every place of a note, and in whole numbers of events between.
+    for budget_bytes in (2000..8000).step_by(EVENT_BYTES) {
+        let dir = tempfile::tempdir().expect("a folder");
+        let limits = CaptureLimits { segment_bytes: 3000, budget_bytes };
+        let mut items = vec![Item::Sender(Sender::default())];
+        items.extend(batches.iter().map(|batch| Item::Events(batch)));
+        items.push(Item::End(end.clone()));
+        let (tally, _) = session_within(dir.path(), limits, items);
+        let files = segments(dir.path());
+        let all: Vec<Event> = files.iter().flat_map(|path| events_of(path)).collect();
+        let (stored, told) = (hooks(&all) as u64, sum_told(&all));
+        assert_eq!(stored + told, 2000 + lost + 7, "budget {budget_bytes}");
+        assert_eq!((tally.stored_events(), tally.dropped_events().sum()), (stored, told));
+    }
+}
+
+#[test]
+fn a_sender_that_says_who_it_is_is_not_accounted_by_its_notices() {
+    let note = loss_note(1, Cause::Full, 4, ORDER);
+    let ended = |events| {
+        let mut end = StreamEnd { reason: END_STOPPED, ..StreamEnd::default() };
+        end.dropped_events.add(Cause::Full, events);
+        Item::End(end)
+    };
+    for (end, lost) in [(None, 4), (Some(ended(4)), 4), (Some(ended(6)), 6)] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let sender = Item::Sender(Sender::default());
+        let notice = Item::Dropped { events: 900 };
+        let items = [sender, notice, Item::Events(&note)].into_iter().chain(end);
+        let (tally, said) = session(dir.path(), items.collect());
+        assert_eq!(tally.dropped_events().sum(), lost);
+        assert_eq!(sum_told(&events_of(&segments(dir.path())[0])), lost);
+        assert!(said.iter().any(|line| line.contains("dropped 900 events")), "{said:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use callsight_format::*;
 use callsight_hub::capture::{CaptureDir, CaptureLimits, CaptureSink};
-use callsight_hub::{Batch, Ending, SessionMeta, Sink};
+use callsight_hub::{Batch, Ending, Losses, SessionMeta, Sink};
 use common::*;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 fn a_full_disk_leaves_whole_events_the_reason_and_the_count() {
     // Otherwise a write beyond the limit is a deadly signal instead of an error.
     ignore_file_size_signal();
-    for limit in [70u64, 80, 100, 250, 900, 1000, 5003, 100_001] {
+    for limit in [70u64, 80, 100, 250, 900, 1000, 5003, 7200, 7300, 7400, 7500, 100_001] {
         setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: None }).expect("limit");
         let dir = tempfile::tempdir().expect("a folder");
         let captures = CaptureDir::open(dir.path()).expect("a folder");
@@ -28,11 +28,14 @@ fn a_full_disk_leaves_whole_events_the_reason_and_the_count() {
             continue;
         }
         sink.init(&meta).expect("a header");
+        let mut lost_before = Losses::default();
         for _ in 0..50 {
             sink.write(&Batch::new(&calls(1, 100, order), order));
+            sink.write(&Batch::new(&loss_note(1, Cause::Full, 3, order), order));
+            lost_before.add(Cause::Full, 3);
         }
         assert!(sink.trouble().is_some(), "{limit}");
-        let tally = sink.close(&Ending::default());
+        let tally = sink.close(&Ending { lost_before, cut: false });
         let events = events_of(&path);
         assert!(path.metadata().expect("a file").len() <= limit);
         assert_eq!(hooks(&events) as u64, tally.stored_events);
@@ -42,7 +45,12 @@ fn a_full_disk_leaves_whole_events_the_reason_and_the_count() {
             assert_eq!((last.func, last.call_site), (MARK_WRITE_ERROR, 27), "EFBIG");
         }
         if limit >= 300 {
-            assert_eq!(told(&events), [(Cause::Io as u32, tally.dropped_events.sum())]);
+            let of_cause = |cause| -> u64 {
+                let notes = told(&events).into_iter().filter(|(of, _)| *of == cause as u32);
+                notes.map(|(_, events)| events).sum()
+            };
+            assert_eq!(of_cause(Cause::Io), tally.dropped_events.sum(), "{limit}");
+            assert_eq!(of_cause(Cause::Full), 150, "{limit}");
         }
     }
 }

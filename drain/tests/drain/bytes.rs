@@ -60,6 +60,29 @@ fn a_byte_ring_wraps_anywhere_and_counts_what_it_dropped() {
 }
 
 #[test]
+fn the_last_drain_of_a_byte_ring_tells_what_it_dropped() {
+    const CAPACITY: u64 = 3200;
+    let server = Server::start();
+    let ring = Ring::of_bytes("bytes-restart", CAPACITY as u32);
+    ring.begin();
+    ring.writers().store(1, Release);
+    let mut stored = (1..=500).filter(|call| append(&ring, CAPACITY, *call)).count();
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    server.wait(0, "the first part comes", |c| c.calls_of(9).len() == stored);
+    drain.signal(libc::SIGTERM);
+    let (_, said) = drain.end();
+    assert!(said.contains(&format!("stopped, {stored} events forwarded, 0 dropped")), "{said}");
+    assert!(said.contains(&format!("left_in_ring={}", 500 - stored)), "{said}");
+    stored += (501..=1000).filter(|call| append(&ring, CAPACITY, *call)).count();
+    let path = ring.unmap();
+    Drain::start(&drain_binary(), &name_of(&path), server.port).end_well();
+    let (first, second) = (server.whole(0), server.whole(1));
+    assert_eq!(first.dropped_sum(), 0);
+    assert_eq!(second.dropped_sum(), 1000 - stored as u64);
+    second.check_counts();
+}
+
+#[test]
 fn a_program_that_was_gone_before_is_delivered() {
     let server = Server::start();
     // Whether it left in order, or was killed and is still counted.

@@ -60,6 +60,35 @@ fn killed_at(round: u64, ring_bytes: u64) {
     }
 }
 
+#[test]
+fn a_ring_that_a_killed_process_was_making_is_removed() {
+    let mut child = std::process::Command::new("true").spawn().expect("start a child");
+    child.wait().expect("reap the child");
+    let dead = child.id();
+    let make = |name: String, seconds: u64| {
+        let path = std::path::PathBuf::from(format!("/dev/shm/{name}"));
+        let file = std::fs::File::create(&path).expect("make a file");
+        let time = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
+        file.set_modified(time).expect("set its time");
+        path
+    };
+    let left = make(format!(".callsight-{dead}"), 3600);
+    let others = [
+        make(format!(".callsight-{}", std::process::id()), 3600),
+        make(format!(".callsight-{dead}-x"), 3600),
+        make(format!("callsight-{dead}"), 3600),
+    ];
+    let server = Server::start();
+    let waiting = Drain::start(&drain_binary(), "/callsight-test-unborn", server.port);
+    wait_until("it is removed", || !left.exists());
+    waiting.signal(libc::SIGTERM);
+    let (code, said) = waiting.end();
+    assert_eq!(code, Some(0), "{said}");
+    let kept = others.each_ref().map(|path| path.exists());
+    others.iter().for_each(|path| std::fs::remove_file(path).expect("remove a file"));
+    assert_eq!(kept, [true; 3]);
+}
+
 /// Every `tid`-th call is the writer's: those missing must be those told.
 fn check_writer(capture: &Capture, tid: u32) {
     let calls = capture.calls_of(tid);

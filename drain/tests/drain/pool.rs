@@ -4,7 +4,8 @@ use std::path::Path;
 
 use callsight_format::{
     Cause, END_DONE, Event, HELLO_ARCH, HELLO_BUILD_ID, HELLO_CLOCK, HELLO_EXE, HELLO_HOSTNAME,
-    HELLO_OS, HELLO_PID, Origin, PROCESS_FREE, PageHeader, RingControl, RingHeader, RingProcess,
+    HELLO_OS, HELLO_PID, NOTE_PROCESS, Origin, PROCESS_FREE, PageHeader, ProcessNote, RingControl,
+    RingHeader, RingProcess,
 };
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -143,11 +144,11 @@ fn a_page_missed_by_a_look_is_not_overtaken_when_a_slot_changed_hands() {
     ring.attach(0, process.process);
     let drain = Drain::start(&drain_binary(), &ring.name, server.port);
     let mut writer = Writer::new(&ring, process.process, 100);
-    let mut fill = |writer: &mut Writer<'_>, page: u32, calls: [u64; 2]| {
+    let fill = |writer: &mut Writer<'_>, page: u32, calls: [u64; 2]| {
         wait_until("the page is free", || writer.claim_page(page));
         // The bit is a hint: with it still set, the drain passes the page by most of the time.
         ring.free_bits(page).fetch_or(u64::from(page == 5) << page, Acquire);
-        calls.map(|call| assert!(writer.store(call)));
+        calls.iter().for_each(|call| assert!(writer.store(*call)));
         writer.retire();
     };
     let lives = 100..140;
@@ -316,6 +317,28 @@ fn processes_that_ended_before_the_drain_began_are_delivered() {
 }
 
 #[test]
+fn a_process_that_is_gone_is_named_by_its_own_note() {
+    let server = Server::start();
+    let ring = Ring::new("exe", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let Process { pid, start } = process.process;
+    let exe = b"/opt/a program/bin/app";
+    let head = ProcessNote { pid, parent_pid: 1, start, flags: 0, exe }.head();
+    let mut writer = Writer::new(&ring, process.process, 9);
+    assert!(writer.claim());
+    writer.store_note(NOTE_PROCESS, &[&head[..], exe].concat());
+    assert!(writer.store(1));
+    drop(process);
+    let said = Drain::start(&drain_binary(), &ring.name, server.port).end_well();
+    let hello = server.whole(0).hello;
+    let field = |key| hello.iter().find(|(k, _)| *k == key).map(|(_, value)| &value[..]);
+    assert_eq!(field(HELLO_PID), Some(&pid.to_le_bytes()[..]));
+    assert_eq!(field(HELLO_EXE), Some(&exe[..]));
+    assert!(said.contains("done, 1 events forwarded, 0 dropped"), "notes are no events: {said}");
+}
+
+#[test]
 fn the_ring_lives_as_long_as_one_process_of_it() {
     let server = Server::start();
     let ring = Ring::new("two", 1 << 20);
@@ -374,11 +397,7 @@ fn events_arrive_byte_for_byte() {
     let mut writer = Writer::new(&ring, process.process, 9);
     let at = writer.reserve().expect("room");
     let event = Event { ts: 5, func: 6, call_site: 7, tid: 9, kind: 1, frame: [1, 2, 3] };
-    let bytes = event.to_bytes(callsight_format::ByteOrder::NATIVE);
-    for (word, value) in bytes.chunks(8).enumerate().rev() {
-        let value = u64::from_ne_bytes(value.try_into().expect("8 bytes"));
-        ring.u64(at + 8 * word).store(value, std::sync::atomic::Ordering::Release);
-    }
+    writer.store_whole(at, &event);
     drop(process);
     Drain::start(&drain_binary(), &ring.name, server.port).end_well();
     assert_eq!(server.whole(0).events, [event]);

@@ -1,6 +1,6 @@
 //! One drain after another on the same ring, and two at once.
 
-use callsight_format::{END_DONE, END_STOPPED, RingControl};
+use callsight_format::{END_DONE, END_STOPPED, EVENT_BYTES, RingControl};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -61,6 +61,84 @@ fn a_stopped_drain_leaves_the_rest_to_the_next() {
 #[test]
 fn a_killed_drain_is_succeeded_without_a_gap_or_a_repeat() {
     one_after_another("drain-killed", libc::SIGKILL);
+}
+
+/// What the loss notes of thread 9 tell.
+fn told(capture: &Capture) -> u64 {
+    capture.losses_of(9).iter().map(|loss| loss.events).sum()
+}
+
+/// Losses before, during, between and at the end of two drains are told by one of them.
+fn losses_over_two_drains(name: &str, signal: i32) {
+    const NO_SLOT: u64 = 17;
+    let server = Server::start();
+    let ring = Ring::new(name, 4096);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, 9);
+    writer.tells_losses = true;
+    let mut emitted = 0;
+    let mut store = |writer: &mut Writer<'_>, count: u64| {
+        (0..count).for_each(|_| {
+            emitted += 1;
+            writer.store(emitted);
+        });
+        emitted
+    };
+    store(&mut writer, 1000);
+    let before = writer.lost();
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    // Pages are free again, so it tells what it lost, and loses more.
+    wait_until("the first loss is told", || {
+        store(&mut writer, 100);
+        !server.capture(0).losses_of(9).is_empty()
+    });
+    let tail = ring.u64(offset_of!(callsight_format::RingHeader, tail));
+    wait_until("all has come and nothing is under way", || {
+        let records = server.events(0);
+        let stored = ring.u64(offset_of!(callsight_format::RingHeader, dropped));
+        stored.load(Acquire) == writer.lost()
+            && tail.load(Acquire) == (records * EVENT_BYTES) as u64
+    });
+    drain.signal(signal);
+    let (_, said) = drain.end();
+    let first = server.whole(0);
+    // One note in the ring at the takeover, and losses behind it that no note tells.
+    store(&mut writer, 1000);
+    ring.control(offset_of!(RingControl, no_slot)).store(NO_SLOT, Relaxed);
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    wait_until("the next drain brings notes", || {
+        store(&mut writer, 100);
+        server.capture(1).losses_of(9).len() >= 2
+    });
+    let all = store(&mut writer, 1000);
+    let lost = writer.lost();
+    drop(process);
+    let said_last = drain.end_well();
+    let second = server.whole(1);
+    assert!(before > 0 && told(&first) >= before && told(&first) < lost);
+    assert_eq!(told(&first) + told(&second), lost, "by notes: once");
+    let calls = [&first, &second].map(|capture| functions(capture).len() as u64);
+    assert_eq!(calls[0] + calls[1] + lost, all);
+    if signal == libc::SIGTERM {
+        assert_eq!((first.reason(), first.dropped_sum()), (END_STOPPED, told(&first)));
+        let line = format!("{} events forwarded, {} dropped", calls[0], told(&first));
+        assert!(said.contains(&line), "{said}");
+    }
+    assert_eq!(second.dropped_sum(), told(&second) + NO_SLOT);
+    second.check_counts();
+    let line = format!("{} events forwarded, {} dropped", calls[1], second.dropped_sum());
+    assert!(said_last.contains(&line), "{said_last}");
+}
+
+#[test]
+fn a_loss_is_told_by_the_stopped_drain_or_by_the_next() {
+    losses_over_two_drains("losses-stopped", libc::SIGTERM);
+}
+
+#[test]
+fn a_loss_is_told_by_the_killed_drain_or_by_the_next() {
+    losses_over_two_drains("losses-killed", libc::SIGKILL);
 }
 
 #[test]

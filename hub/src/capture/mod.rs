@@ -20,9 +20,10 @@ pub use directory::{CaptureDir, Reserved};
 #[cfg(test)]
 pub(crate) use tail::note_events;
 
+use crate::losses::WATCHED_RECORDS;
 use crate::sink::hook_events;
 use crate::stream::Sender;
-use crate::{Batch, Ending, Losses, SessionMeta, Sink, SinkTally};
+use crate::{Batch, Ending, LossWatch, Losses, SessionMeta, Sink, SinkTally};
 use segment::Segment;
 use tail::{StopMark, TAIL_BYTES, Tail};
 
@@ -57,6 +58,8 @@ pub struct CaptureSink {
     closed_bytes: u64,
     stop: Option<Stop>,
     tally: SinkTally,
+    /// The loss notes that stand in the files.
+    watch: LossWatch,
     last_ts: u64,
     last_clock: Option<Event>,
     ends_with_clock: bool,
@@ -77,6 +80,7 @@ impl CaptureSink {
             closed_bytes: 0,
             stop: None,
             tally: SinkTally::default(),
+            watch: LossWatch::default(),
             last_ts: 0,
             last_clock: None,
             ends_with_clock: false,
@@ -113,6 +117,7 @@ impl CaptureSink {
         let fits = (events.len() as u64).min(room) as usize;
         let (stored, failure) = self.segment.append(&events[..fits]);
         self.tally.stored_events += hook_events(&events[..stored]);
+        self.watch.observe(&events[..stored], self.order);
         self.remember_last(&events[..stored]);
         (stored, failure.map(|error| self.write_failed(&error)))
     }
@@ -174,9 +179,16 @@ impl CaptureSink {
         let replaced_events = hook_events(&replaced);
         self.tally.stored_events = self.tally.stored_events.saturating_sub(replaced_events);
         self.tally.dropped_events.add(stop.cause, replaced_events);
+        let replaced_bytes = self.segment.bytes().saturating_sub(stop.at_bytes);
+        self.watch.forget_last(replaced_bytes / EVENT_BYTES as u64);
         self.stop = Some(stop);
         // For the case that nobody lives to call `close`.
         let _ = self.write_tail(&Losses::default(), false);
+    }
+
+    /// What the last records must tell: every loss, here or before, but those that notes tell.
+    fn untold(&self, ending: &Ending) -> Losses {
+        ending.lost_before.beyond(&self.watch.told()).plus(&self.tally.dropped_events)
     }
 
     /// Writes the last records; where they stand depends on whether storing was stopped.
@@ -240,16 +252,18 @@ impl Sink for CaptureSink {
     }
 
     fn close(&mut self, ending: &Ending) -> SinkTally {
-        let losses = ending.untold_events.plus(&self.tally.dropped_events);
+        let losses = self.untold(ending);
         if let (Err(error), None) = (self.write_tail(&losses, ending.cut), &self.stop) {
             self.stop(self.write_failed(&error));
-            let losses = ending.untold_events.plus(&self.tally.dropped_events);
+            let losses = self.untold(ending);
             let _ = self.write_tail(&losses, ending.cut);
         }
         self.tally.segments = self.segments;
         std::mem::take(&mut self.tally)
     }
 }
+
+const _: () = assert!(TAIL_BYTES <= WATCHED_RECORDS * EVENT_BYTES as u64);
 
 fn is_clock(event: &Event) -> bool {
     event.kind == KIND_MARKER && event.func == MARK_CLOCK

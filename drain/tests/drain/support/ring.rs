@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use callsight_format::{
-    COMMAND_RECORD, Cause, EVENT_BYTES, Event, PAGE_HEADER_BYTES, PAGE_RETIRED, PROCESS_ATTACHED,
-    PROCESS_DETACHED, PageHeader, RING_BITMAP_OFFSET, RING_CONTROL_OFFSET, RING_HEADER_BYTES,
-    RING_MAGIC, RING_PROCESS_BYTES, RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM,
-    RING_WRITER_BYTES, RING_WRITERS_OFFSET, RingControl, RingHeader, RingLayout, RingProcess,
-    RingWriter,
+    ByteOrder, COMMAND_RECORD, Cause, EVENT_BYTES, Event, KIND_MARKER, LossNote, NOTE_LOSS,
+    PAGE_HEADER_BYTES, PAGE_RETIRED, PROCESS_ATTACHED, PROCESS_DETACHED, PageHeader,
+    RING_BITMAP_OFFSET, RING_CONTROL_OFFSET, RING_HEADER_BYTES, RING_MAGIC, RING_PROCESS_BYTES,
+    RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM, RING_WRITER_BYTES,
+    RING_WRITERS_OFFSET, RingControl, RingHeader, RingLayout, RingProcess, RingWriter,
+    note_records, note_words,
 };
 
 use super::Process;
@@ -202,6 +203,8 @@ pub struct Writer<'ring> {
     ts: u64,
     /// Whether it keeps a full page until it has the next one, as some writers do.
     pub keeps_full_page: bool,
+    /// Whether it tells its losses at the head of its next page, as the runtime's writers do.
+    pub tells_losses: bool,
 }
 
 impl<'ring> Writer<'ring> {
@@ -214,8 +217,17 @@ impl<'ring> Writer<'ring> {
         let at = writer_at(slot);
         ring.u64(at + offset_of!(RingWriter, start)).store(process.start, Relaxed);
         ring.u32(at + offset_of!(RingWriter, tid)).store(tid, Release);
-        let keeps_full_page = false;
-        Writer { ring, process, tid, slot, page: None, next_slot: 0, ts: 1000, keeps_full_page }
+        Writer {
+            ring,
+            process,
+            tid,
+            slot,
+            page: None,
+            next_slot: 0,
+            ts: 1000,
+            keeps_full_page: false,
+            tells_losses: false,
+        }
     }
 
     fn field(&self, at: usize) -> &AtomicU64 {
@@ -265,8 +277,7 @@ impl<'ring> Writer<'ring> {
         }
         self.ring.u32(at + offset_of!(PageHeader, tid)).store(self.tid, Relaxed);
         self.ring.u64(at + offset_of!(PageHeader, start)).store(self.process.start, Relaxed);
-        let lost: u64 = Cause::all().map(|cause| self.dropped(cause).load(Relaxed)).iter().sum();
-        self.ring.u64(at + offset_of!(PageHeader, lost_total)).store(lost, Relaxed);
+        self.ring.u64(at + offset_of!(PageHeader, lost_total)).store(self.lost(), Relaxed);
         let in_page = self.page.map_or(0, |_| u64::from(self.next_slot));
         let first = self.emitted().load(Relaxed) + in_page;
         self.ring.u64(at + offset_of!(PageHeader, first)).store(first, Relaxed);
@@ -289,15 +300,65 @@ impl<'ring> Writer<'ring> {
         if full && !self.keeps_full_page {
             self.retire();
         }
-        if (full || self.page.is_none()) && !self.claim() {
-            self.dropped(Cause::Full).fetch_add(1, AcqRel);
-            self.emitted().fetch_add(1, AcqRel);
-            return None;
+        if full || self.page.is_none() {
+            if !self.claim() {
+                self.dropped(Cause::Full).fetch_add(1, AcqRel);
+                self.emitted().fetch_add(1, AcqRel);
+                return None;
+            }
+            if self.tells_losses {
+                self.tell_losses();
+            }
         }
+        Some(self.next_place())
+    }
+
+    /// The next slot of its page, which has one.
+    fn next_place(&mut self) -> usize {
         let slot = self.next_slot;
         self.next_slot += 1;
         let page = self.ring.page(self.page.expect("claimed"));
-        Some(page + PAGE_HEADER_BYTES + slot as usize * EVENT_BYTES)
+        page + PAGE_HEADER_BYTES + slot as usize * EVENT_BYTES
+    }
+
+    /// All it has dropped so far.
+    pub fn lost(&self) -> u64 {
+        Cause::all().map(|cause| self.dropped(cause).load(Relaxed)).iter().sum()
+    }
+
+    /// Leaves a loss note in the page it has just claimed.
+    fn tell_losses(&mut self) {
+        let told = offset_of!(RingWriter, told);
+        let events = self.lost() - self.field(told).load(Relaxed);
+        if events == 0 {
+            return;
+        }
+        let note = LossNote { cause: Cause::Full as u32, events, first: 0, last: 0 };
+        self.store_note(NOTE_LOSS, &note.to_bytes());
+        self.field(told).fetch_add(events, Release);
+    }
+
+    /// Stores a note in the page it is in, which has room for it.
+    pub fn store_note(&mut self, code: u64, note: &[u8]) {
+        let bytes = [&(note.len() as u16).to_le_bytes()[..], note].concat();
+        for index in 0..note_records(note.len()) {
+            let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+            let (func, call_site) = note_words(code, index, byte);
+            self.ts += 10;
+            let (ts, tid, kind) = (self.ts, self.tid, KIND_MARKER);
+            let event = Event { ts, func, call_site, tid, kind, ..Event::default() };
+            let at = self.next_place();
+            self.store_whole(at, &event);
+        }
+    }
+
+    /// Stores all of an event at a reserved place, its time last.
+    pub fn store_whole(&self, at: usize, event: &Event) {
+        let bytes = event.to_bytes(ByteOrder::NATIVE);
+        for (word, value) in bytes.chunks(8).enumerate().rev() {
+            let value = u64::from_ne_bytes(value.try_into().expect("8 bytes"));
+            self.ring.u64(at + 8 * word).store(value, Release);
+        }
     }
 
     /// Stores an event at a reserved place, its time last.

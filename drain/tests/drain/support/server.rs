@@ -71,9 +71,14 @@ impl Capture {
         value.map_or(0, |(_, v)| u64::from_le_bytes(v[4..12].try_into().expect("12 bytes")))
     }
 
+    /// The final counts of all causes.
+    pub fn dropped_sum(&self) -> u64 {
+        Cause::all().into_iter().map(|cause| self.dropped_for(cause)).sum()
+    }
+
     /// Emitted must be delivered and dropped together.
     pub fn check_counts(&self) {
-        let dropped: u64 = Cause::all().into_iter().map(|c| self.dropped_for(c)).sum();
+        let dropped = self.dropped_sum();
         assert_eq!(self.emitted(), self.delivered() + dropped, "{:?}", self.end);
         assert_eq!(self.dropped.last().copied().unwrap_or(0), dropped, "{:?}", self.dropped);
     }
