@@ -163,7 +163,7 @@ static int ring_is_gone(const struct ring *ring)
  * that is killed meanwhile leaves it. The age is for processes that we cannot see. */
 static void remove_unborn(void)
 {
-    static const char folder[] = "/dev/shm", prefix[] = ".callsight-";
+    static const char folder[] = "/dev/shm", prefix[] = CALLSIGHT_RING_UNBORN_PREFIX;
     struct dirent *entry;
     DIR *shm = opendir(folder);
     while (shm != NULL && (entry = readdir(shm)) != NULL) {

@@ -471,6 +471,8 @@
 
 /*
  Field of [`CHUNK_END`]: u32 cause ([`Cause`](crate::Cause)), then u64 events; once a cause.
+ After [`END_DONE`] all that was lost and no earlier drain's stream told; after [`END_STOPPED`]
+ what the notes of this stream told, for the rest is still in the ring.
  */
 #define CALLSIGHT_END_DROPPED 4
 
@@ -1105,6 +1107,7 @@ struct callsight_chunk_header {
 #define CALLSIGHT_SUMMARY_MAGIC "MLSUMRY\0"
 #define CALLSIGHT_RING_MAGIC "TKSHM\0\0\0"
 #define CALLSIGHT_STREAM_MAGIC "TKSTREAM"
+#define CALLSIGHT_RING_UNBORN_PREFIX ".callsight-"
 
 /* The same sizes as the Rust compiler asserts; an array of negative size stops a C99 compiler. */
 typedef char callsight_event_is_32_bytes[sizeof(struct callsight_event) == 32 ? 1 : -1];

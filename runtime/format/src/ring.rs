@@ -60,6 +60,9 @@ pub const RING_MAGIC: [u8; 8] = *b"TKSHM\0\0\0";
 pub const RING_VERSION: u32 = 3;
 /// The ring that is one byte stream (2).
 pub const RING_VERSION_STREAM: u32 = 2;
+/// How the name of a ring begins that is not whole yet; its maker's pid follows. It gets its own
+/// name when it is.
+pub const RING_UNBORN_PREFIX: &str = ".callsight-";
 /// Bytes of [`RingHeader`] (2).
 pub const RING_HEADER_BYTES: usize = 96;
 /// Ring bytes where nobody said otherwise (2).

@@ -178,6 +178,8 @@ pub const END_EMITTED: u16 = 2;
 /// Field of [`CHUNK_END`]: records of the rings sent in chunks of type 0, u64.
 pub const END_DELIVERED: u16 = 3;
 /// Field of [`CHUNK_END`]: u32 cause ([`Cause`](crate::Cause)), then u64 events; once a cause.
+/// After [`END_DONE`] all that was lost and no earlier drain's stream told; after [`END_STOPPED`]
+/// what the notes of this stream told, for the rest is still in the ring.
 pub const END_DROPPED: u16 = 4;
 /// [`END_REASON`]: every traced process is gone and the ring is empty.
 pub const END_DONE: u32 = 1;

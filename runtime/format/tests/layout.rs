@@ -378,7 +378,7 @@ fn every_constant_has_the_value_rust_gives_it() {
 }
 
 #[test]
-fn the_magic_words_are_those_of_rust() {
+fn the_words_that_are_text_are_those_of_rust() {
     let bindings = bindings(TARGETS[0]);
     let magics = [
         ("FILE", FILE_MAGIC),
@@ -393,6 +393,8 @@ fn the_magic_words_are_those_of_rust() {
         let found = bindings.replace("&[u8;9]", "&[u8;9usize]");
         assert!(found.contains(&wanted), "{wanted} in {found}");
     }
+    let prefix = format!("=b\"{RING_UNBORN_PREFIX}\\0\"");
+    assert!(bindings.contains(&prefix), "{prefix} in {bindings}");
 }
 
 /// Compiles a program that includes the header twice; no compiler may say a word.

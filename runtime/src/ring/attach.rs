@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use callsight_format::{
     COMMAND_CLOSED, COMMAND_RECORD, Origin, PROCESS_ATTACHED, PROCESS_DETACHED, PROCESS_FREE,
     RING_DEFAULT_BYTES, RING_HEADER_BYTES, RING_MAGIC, RING_MIN_BYTES, RING_PROCESSES,
-    RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM, RingHeader, RingLayout, RingProcess,
+    RING_PROCESSES_OFFSET, RING_UNBORN_PREFIX, RING_VERSION, RING_VERSION_STREAM, RingHeader,
+    RingLayout, RingProcess,
 };
 
 use super::{
@@ -240,7 +241,10 @@ fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
         layout.total_bytes
     };
     let mut unborn = Text::<320>::new();
-    unborn.push(b"/dev/shm/.callsight-").push_number(u64::from(process::identity().pid));
+    unborn
+        .push(b"/dev/shm/")
+        .push(RING_UNBORN_PREFIX.as_bytes())
+        .push_number(u64::from(process::identity().pid));
     let Some(unborn) = unborn.terminated() else { return Ok(None) };
     sys::unlink(unborn);
     let file = Fd::open(unborn, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600)
