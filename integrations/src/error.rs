@@ -12,7 +12,7 @@ use crate::scan::ScanError;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The path is not there.
-    #[error("add callsight to {}: there is no such folder", path.display())]
+    #[error("add callsight to {}: that is no folder", path.display())]
     NoSuchFolder {
         /// The path.
         path: PathBuf,
@@ -64,14 +64,14 @@ pub enum Error {
         path: PathBuf,
     },
     /// The system refused.
-    #[error("{doing} {}: {source}", path.display())]
+    #[error("{doing} {}: {why}", path.display())]
     Io {
         /// What was being done: `read`, `write`, ...
         doing: &'static str,
         /// To what.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
     /// The system refused, and then refused to let go back.
     #[error(
@@ -93,7 +93,7 @@ impl Error {
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
-        move |source| Error::Io { doing, path, source }
+        move |why| Error::Io { doing, path, why }
     }
 
     /// What a [`BlockError`] in the file `path` means to its owner.

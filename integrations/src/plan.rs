@@ -141,7 +141,9 @@ struct Journal {
 
 impl Journal {
     fn create_folders(&mut self, folder: &Path) -> Result<(), Error> {
-        let missing = folder.ancestors().take_while(|folder| !folder.exists());
+        // A relative path ends in the empty one, which is the folder we are in.
+        let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let missing = folder.ancestors().take_while(is_missing);
         for folder in missing.collect::<Vec<_>>().into_iter().rev() {
             fs::create_dir(folder).map_err(Error::io("create the folder", folder))?;
             self.folders.push(folder.to_owned());

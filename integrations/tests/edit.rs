@@ -196,7 +196,7 @@ fn other_build_systems_are_named_and_the_way_by_hand_too() {
     assert!(said.contains("no build system found"), "{said}");
     let nowhere = Project::new(&[]).path("missing");
     let said = plan_init(&nowhere, &Options::default()).expect_err("refused").to_string();
-    assert!(said.contains("there is no such folder"), "{said}");
+    assert!(said.contains("that is no folder"), "{said}");
 }
 
 #[test]

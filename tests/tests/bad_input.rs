@@ -181,3 +181,18 @@ fn demo_needs_a_compiler() {
     let last = ran.stderr.lines().last().unwrap_or_default();
     assert!(last.contains("cc") || last.contains("compiler"), "{ran}");
 }
+
+#[test]
+fn a_prefix_may_be_a_relative_path_and_a_refusal_says_its_reason_once() {
+    let (folder, shell) = folder();
+    shell.ok("callsight init --prefix here && callsight init --prefix deeper/down");
+    let object = "lib/callsight/x86_64-linux-gnu/callsight_runtime.o";
+    for prefix in ["here", "deeper/down"] {
+        assert!(folder.path().join(prefix).join(object).is_file(), "{prefix}");
+    }
+    // A file stands where a folder would have to.
+    shell.ok("touch taken");
+    let ran = shell.run("callsight init --prefix taken/below");
+    assert_eq!(ran.code, 2, "{ran}");
+    assert_eq!(ran.stderr.matches("os error").count(), 1, "{ran}");
+}
