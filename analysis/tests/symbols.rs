@@ -252,7 +252,7 @@ fn a_call_is_inside_the_function_its_return_address_lies_in() {
     let options = Options { detail, ..Options::default() };
     let captures = program.capture_of(&program.path, &calls);
     let report = captures.analyze_with(&options).expect("a report");
-    assert_eq!(folded(&report), "main main;other");
+    assert_eq!(folded(&report), "main main;other main;outer");
     assert_eq!((report.totals.skipped_calls, report.totals.unmatched_exits), (1, 0));
 }
 

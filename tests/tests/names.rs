@@ -187,8 +187,10 @@ fn cpp_names_are_whole_in_every_format() {
     ];
     let traced = program.build(Hooks::Ours);
     traced.tracing().ok("./prog");
-    let print =
-        |format| traced.shell().callsight(&["analyze", "traces", "--format", format]).stdout;
+    let print = |format| {
+        let words = ["analyze", "traces", "--top", "1000", "--format", format];
+        traced.shell().callsight(&words).stdout
+    };
     let (text, folded, callers) = (print("text"), print("folded"), print("callers"));
     for name in names {
         assert_eq!(report.calls_of(name), 1, "{name} in {:?}", report.calls().keys());

@@ -19,8 +19,11 @@ impl Report {
     pub fn write_folded(&self, out: &mut impl Write, top: usize) -> io::Result<()> {
         let names: Vec<String> =
             self.rows.iter().map(|row| row.function.replace(';', ":")).collect();
+        let mut calls_others = vec![false; self.paths.len()];
+        self.paths.iter().filter_map(|path| path.parent).for_each(|path| calls_others[path] = true);
         let mut order: Vec<usize> = (0..self.paths.len()).collect();
-        order.retain(|path| self.paths[*path].self_ns > 0);
+        // A call within one step of the clock has no time, but it was there.
+        order.retain(|path| self.paths[*path].self_ns > 0 || !calls_others[*path]);
         order.sort_by_key(|path| std::cmp::Reverse(self.paths[*path].self_ns));
         for path in &order[..limit(top, order.len())] {
             writeln!(out, "{} {}", self.frames(*path, &names), self.paths[*path].self_ns)?;
