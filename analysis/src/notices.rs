@@ -153,6 +153,13 @@ impl Doubts {
         }
     }
 
+    /// Says how many there are of what is said in the singular and the plural; nothing of none.
+    fn say_counted(&mut self, count: u64, one: &str, many: &str) {
+        if count > 0 {
+            self.say(counted(count, one, many));
+        }
+    }
+
     /// Puts the sentences into `report`, losses first.
     pub fn finish(mut self, report: &mut Report) {
         let said = std::mem::take(&mut self.lines);
@@ -220,34 +227,29 @@ impl Doubts {
 
     fn say_matching(&mut self, report: &Report) {
         let totals = &report.totals;
-        let mut say = |count: u64, one: &str, many: &str| {
-            if count > 0 {
-                self.say(counted(count, one, many));
-            }
-        };
-        say(
+        self.say_counted(
             totals.exits_after_loss,
             "exit has no enter because of the lost events",
             "exits have no enter because of the lost events",
         );
-        say(
+        self.say_counted(
             totals.calls_cut_by_loss,
             "call has no exit because of the lost events",
             "calls have no exit because of the lost events",
         );
-        say(
+        self.say_counted(
             totals.uncertain_calls,
             "call was open while events were lost; it counts, but not for p50 to max",
             "calls were open while events were lost; they count, but not for p50 to max",
         );
-        say(
+        self.say_counted(
             totals.skipped_calls,
             "frame was skipped (longjmp, exception or thread cancel); it ends at the last event \
              inside it",
             "frames were skipped (longjmp, exception or thread cancel); they end at the last event \
              inside them",
         );
-        say(
+        self.say_counted(
             totals.inherited_exits,
             "exit is of a function that a forked process had entered before the fork",
             "exits are of functions that a forked process had entered before the fork",
@@ -285,37 +287,32 @@ impl Doubts {
     fn say_oddities(&mut self) {
         let odd = std::mem::take(&mut self.oddities);
         let ignored_changes = self.ignored_module_changes;
-        let mut say = |count: u64, one: &str, many: &str| {
-            if count > 0 {
-                self.say(counted(count, one, many));
-            }
-        };
-        say(
+        self.say_counted(
             odd.cut_files,
             "file ends within an event; the part is left out",
             "files end within an event; the part is left out",
         );
-        say(
+        self.say_counted(
             odd.unknown_kinds,
             "record of an unknown kind was skipped",
             "records of an unknown kind were skipped",
         );
-        say(
+        self.say_counted(
             odd.unknown_markers,
             "marker of an unknown meaning was skipped",
             "markers of an unknown meaning were skipped",
         );
-        say(
+        self.say_counted(
             odd.broken_notes,
             "note is incomplete and was skipped",
             "notes are incomplete and were skipped",
         );
-        say(
+        self.say_counted(
             odd.counter_records,
             "record of hardware counters was skipped",
             "records of hardware counters were skipped",
         );
-        say(
+        self.say_counted(
             ignored_changes,
             "module that came or went is not followed; functions may have a wrong module",
             "modules that came or went are not followed; functions may have a wrong module",

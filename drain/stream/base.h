@@ -92,14 +92,20 @@ static void release_claim(void)
     claimed = NULL;
 }
 
+static void say_with(const char *format, va_list arguments) __attribute__((format(printf, 1, 0)));
+static void say_with(const char *format, va_list arguments)
+{
+    fputs("trace_stream: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+}
+
 static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void say(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fputs("trace_stream: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    say_with(format, arguments);
     va_end(arguments);
 }
 
@@ -109,9 +115,7 @@ static void fail(int code, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fputs("trace_stream: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    say_with(format, arguments);
     va_end(arguments);
     release_claim();
     exit(code);

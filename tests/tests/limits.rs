@@ -19,6 +19,7 @@ const LOOP: &str = r#"
         printf("%d\n", job(argc > 1 ? atoi(argv[1]) : 400000));
         return 0;
     }"#;
+const NAMED: &str = include_str!("../programs/named.c");
 /// Enters and exits of `./prog 400000`.
 const LOOP_EVENTS: u64 = 800_004;
 
@@ -248,25 +249,8 @@ fn only_threads_that_were_asked_for_are_recorded() {
 
 #[test]
 fn what_a_thread_did_before_it_was_wanted_is_counted() {
-    let program = Program::c(
-        r#"
-        #define _GNU_SOURCE
-        #include <pthread.h>
-        static int leaf(int x) { return x + 1; }
-        static void *body(void *name) {
-            leaf(1);
-            pthread_setname_np(pthread_self(), name);
-            for (int i = 0; i < 1000; i++) leaf(i);
-            return 0;
-        }
-        int main(void) {
-            pthread_t a;
-            pthread_create(&a, 0, body, "wanted");
-            pthread_join(a, 0);
-            return 0; }"#,
-    )
-    .build(Hooks::Ours);
-    program.tracing().env("TRACE_THREADS", "wanted").ok("./prog");
+    let program = Program::c(NAMED).build(Hooks::Ours);
+    program.tracing().env("TRACE_THREADS", "wanted").ok("./prog 100 0 wanted");
     let report = program.report();
     // body's enter and the first leaf came too early.
     assert_eq!((report.number("events"), report.lost()), (2001, 3), "{:?}", report.notices());

@@ -280,29 +280,10 @@ fn a_second_run_in_the_same_folder_is_a_run_of_its_own() {
 
 #[test]
 fn threads_that_are_named_after_their_first_calls_have_their_names() {
-    let program = Program::c(
-        r#"
-        #define _GNU_SOURCE
-        #include <pthread.h>
-        #include <unistd.h>
-        static int leaf(int x) { return x + 1; }
-        static void *body(void *name) {
-            leaf(1);
-            pthread_setname_np(pthread_self(), name);
-            for (int i = 0; i < 400; i++) { for (int k = 0; k < 10; k++) leaf(k); usleep(1000); }
-            return 0;
-        }
-        int main(void) {
-            pthread_t a, b;
-            pthread_create(&a, 0, body, "reader");
-            pthread_create(&b, 0, body, "writer");
-            pthread_join(a, 0);
-            pthread_join(b, 0);
-            return 0; }"#,
-    )
-    .build(Hooks::Ours);
-    let (_, by_file) = program.traced("");
-    let (_, _, by_ring) = streamed(&program, "", 1 << 20);
+    let program = Program::c(include_str!("../programs/named.c")).build(Hooks::Ours);
+    let run = "400 1000 reader writer";
+    let (_, by_file) = program.traced(run);
+    let (_, _, by_ring) = streamed(&program, run, 1 << 20);
     for report in [by_file, by_ring] {
         let mut names = report.thread_names();
         names.sort();

@@ -37,16 +37,16 @@ const DROPPED: [&str; 6] = [
 /// Builds the shell crate; gives the contents of its static library.
 pub fn staticlib(recipe: &Recipe) -> Result<Vec<u8>, Error> {
     let mut command = command(recipe);
-    let output = command.output().map_err(|source| Error::Start {
+    let output = command.output().map_err(|why| Error::Start {
         program: command.get_program().to_string_lossy().into_owned(),
-        source,
+        why,
     })?;
     if !output.status.success() {
         let output = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
         return Err(Error::Cargo { triple: recipe.triple.clone(), output });
     }
     let path = recipe.target_dir.join(&recipe.triple).join(PROFILE).join(LIBRARY_NAME);
-    fs::read(&path).map_err(|source| Error::Library { path, source })
+    fs::read(&path).map_err(|why| Error::Library { path, why })
 }
 
 fn command(recipe: &Recipe) -> Command {

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Cargo is not there, or could not be started.
-    #[error("build the callsight runtime: cannot start {program}: {source}")]
+    #[error("build the callsight runtime: cannot start {program}: {why}")]
     Start {
         /// What was to be started.
         program: String,
         /// Why it was not.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// Cargo ran and failed.
     #[error(
@@ -25,12 +25,12 @@ pub enum Error {
         output: String,
     },
     /// Cargo succeeded, but its library is not where it should be.
-    #[error("build the callsight runtime: read {}: {source}", path.display())]
+    #[error("build the callsight runtime: read {}: {why}", path.display())]
     Library {
         /// Where it should be.
         path: PathBuf,
         /// Why it cannot be read.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// The library or the object is not what a linker would take.
     #[error("take the hooks out of the runtime library: {0}")]

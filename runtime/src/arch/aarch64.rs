@@ -3,20 +3,7 @@
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-global_asm!(
-    ".pushsection .tbss,\"awT\",@nobits",
-    ".balign 64",
-    ".globl __callsight_tls",
-    ".hidden __callsight_tls",
-    ".type __callsight_tls, @object",
-    ".size __callsight_tls, 64",
-    "__callsight_tls:",
-    ".zero 64",
-    ".popsection",
-);
-
-// What the compiler may call by these names, as local symbols: the program's own `memcpy` can be
-// anything, with hooks in it. None of it is on the hot path.
+// The memory functions of `arch/mod.rs`.
 global_asm!(
     ".pushsection .text.callsight_memory,\"ax\",@progbits",
     "memcpy:",
@@ -223,24 +210,20 @@ pub mod stat {
     pub const SIZE: usize = 48;
 }
 
-/// Address of `dlsym`; 0 in a program that has none.
-pub fn weak_dlsym() -> usize {
-    let address: usize;
-    // SAFETY: loads an entry of the global offset table.
-    unsafe {
-        asm!("adrp {0}, :got:dlsym", "ldr {0}, [{0}, :got_lo12:dlsym]", out(reg) address,
-            options(nostack, readonly, preserves_flags));
-    }
-    address
+/// Address that the global offset table has for a symbol; 0 for a weak one that is nowhere.
+macro_rules! got_address {
+    ($symbol:literal) => {{
+        let address: usize;
+        // SAFETY: loads an entry of the global offset table.
+        unsafe {
+            core::arch::asm!(
+                concat!("adrp {0}, :got:", $symbol),
+                concat!("ldr {0}, [{0}, :got_lo12:", $symbol, "]"),
+                out(reg) address,
+                options(nostack, readonly, preserves_flags)
+            );
+        }
+        address
+    }};
 }
-
-/// Address of `environ`; 0 in a program that has none.
-pub fn weak_environ() -> usize {
-    let address: usize;
-    // SAFETY: loads an entry of the global offset table.
-    unsafe {
-        asm!("adrp {0}, :got:environ", "ldr {0}, [{0}, :got_lo12:environ]", out(reg) address,
-            options(nostack, readonly, preserves_flags));
-    }
-    address
-}
+pub(super) use got_address;
