@@ -10,7 +10,7 @@ use anyhow::Context;
 use callsight_format::STREAM_PORT;
 use callsight_hub::capture::CaptureLimits;
 use callsight_hub::ingest::{Options, Server};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use callsight_hub::local::ending_signals;
 
 /// Receives streams from devices and writes captures
 #[derive(clap::Args)]
@@ -45,7 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         say: Box::new(say),
     })?;
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    for signal in ending_signals() {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("catch Ctrl-C")?;
     }
     say(&format!("listening on {}, writing {}", server.local_addr(), out.display()));

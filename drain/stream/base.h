@@ -152,14 +152,23 @@ static void on_bus_error(int signal_number)
     _exit(EXIT_REFUSED);
 }
 
+/* Sets the action of a signal, unless whoever started us had it ignored, as nohup does. */
+static void set_unless_ignored(int signal_number, const struct sigaction *action)
+{
+    struct sigaction before;
+    if (sigaction(signal_number, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(signal_number, action, NULL);
+}
+
 static void install_signals(void)
 {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     sigemptyset(&action.sa_mask);
     action.sa_handler = on_stop;
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
+    set_unless_ignored(SIGTERM, &action);
+    set_unless_ignored(SIGINT, &action);
+    set_unless_ignored(SIGHUP, &action);
     action.sa_handler = on_bus_error;
     sigaction(SIGBUS, &action, NULL);
     signal(SIGPIPE, SIG_IGN);

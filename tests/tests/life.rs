@@ -455,3 +455,31 @@ fn time_of_recursion_is_that_of_the_outermost_call() {
     let own: f64 = report.rows().iter().map(|row| row["self_ms"].as_f64().expect("self_ms")).sum();
     assert!((own - all).abs() <= 0.01 * all, "self times {own} ms, main {all} ms");
 }
+
+#[test]
+fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
+    let program = Program::c(
+        r#"
+        #include <signal.h>
+        #include <stdio.h>
+        int main(void) {
+            struct sigaction hangup;
+            sigaction(SIGHUP, 0, &hangup);
+            raise(SIGHUP);
+            puts(hangup.sa_handler == SIG_IGN ? "ignored" : "not ignored");
+            return 0; }"#,
+    )
+    .build(Hooks::Ours);
+    let ran = program.shell().ok("trap '' HUP; callsight run --dir traces -- ./prog");
+    assert!(ran.stdout.starts_with("ignored\n"), "{ran}");
+    let hang_up = "
+        callsight serve --host 127.0.0.1 --port 0 --out traces > said &
+        until grep -q listening said; do sleep 0.01; done
+        kill -HUP $!; sleep 0.3
+        if kill -TERM $!; then echo goes on; fi
+        wait $!; cat said";
+    let ran = program.shell().ok(&format!("trap '' HUP; {hang_up}"));
+    assert!(ran.stdout.starts_with("goes on\n") && ran.stdout.contains("ended: "), "{ran}");
+    let ran = program.shell().ok(hang_up);
+    assert!(!ran.stdout.contains("goes on") && ran.stdout.contains("ended: "), "{ran}");
+}

@@ -1,6 +1,8 @@
 //! What the drain says to bad arguments: one sentence, exit code 2.
 
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::support::{Drain, Process, Ring, Server, TestProcess, Writer, drain_binary};
 
@@ -43,7 +45,7 @@ fn nobody_listening_is_said_and_the_ring_stays() {
 fn waiting_ends_when_told_to() {
     let server = Server::start();
     let mut drain = Drain::start(&drain_binary(), "/callsight-test-never", server.port);
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     assert!(drain.is_running());
     drain.signal(libc::SIGTERM);
     let (code, said) = drain.end();
@@ -51,6 +53,30 @@ fn waiting_ends_when_told_to() {
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines.len(), 2, "{said}");
     assert!(lines[0].contains("TRACE_SHM=/callsight-test-never"), "{said}");
+}
+
+#[test]
+fn a_hangup_ends_it_in_order_unless_it_was_started_to_ignore_that() {
+    let server = Server::start();
+    let binary = drain_binary();
+    let port = server.port.to_string();
+    let arguments = ["/callsight-test-never", "127.0.0.1", &port];
+    let drain = Drain::with_arguments(&binary, &arguments);
+    std::thread::sleep(Duration::from_millis(100));
+    drain.signal(libc::SIGHUP);
+    assert_eq!(drain.end().0, Some(0));
+
+    let script = r#"trap '' HUP; exec "$0" "$@""#;
+    let binary = binary.to_str().expect("a UTF-8 path");
+    let mut under_nohup = vec!["-c", script, binary];
+    under_nohup.extend(arguments);
+    let mut drain = Drain::with_arguments(Path::new("sh"), &under_nohup);
+    std::thread::sleep(Duration::from_millis(200));
+    drain.signal(libc::SIGHUP);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(drain.is_running());
+    drain.signal(libc::SIGTERM);
+    assert_eq!(drain.end().0, Some(0));
 }
 
 #[test]

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::SigId;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGTERM};
+
+use super::ending_signals;
 
 /// How long a program may take to end after the time limit asked it to.
 const KILL_AFTER: Duration = Duration::from_secs(5);
@@ -192,8 +194,7 @@ impl Signals {
         let catch = |signal: i32| {
             signal_hook::flag::register_usize(signal, Arc::clone(&last), signal as usize)
         };
-        let handlers =
-            [SIGINT, SIGTERM, SIGHUP].into_iter().map(catch).collect::<Result<_, _>>()?;
+        let handlers = ending_signals().into_iter().map(catch).collect::<Result<_, _>>()?;
         Ok(Signals { last, handlers })
     }
 
