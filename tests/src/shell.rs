@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -105,6 +105,16 @@ impl Shell {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let paths = std::env::split_paths(&path);
         let path = std::env::join_paths(std::iter::once(tools.to_owned()).chain(paths));
+        // What runs in the background of a script, or under nohup, ignores some of these.
+        // SAFETY: between fork and exec, system calls that take no lock.
+        unsafe {
+            command.pre_exec(|| {
+                for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGTERM] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                Ok(())
+            })
+        };
         command
             .current_dir(&self.folder)
             .env("PATH", path.expect("a PATH"))

@@ -5,7 +5,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -79,16 +78,7 @@ impl Server {
         command.args(["-c", script, "serve"]).arg(program);
         command.args(["serve", "--host", "127.0.0.1", "--port", &port.to_string()]);
         command.args(arguments).env("PYTHONUNBUFFERED", "1").stdout(Stdio::piped());
-        let command = shell.prepare(&mut command);
-        // What runs in the background of a script ignores SIGINT, and so would the peer's server.
-        // SAFETY: between fork and exec, one system call that takes no lock.
-        unsafe {
-            command.pre_exec(|| {
-                libc::signal(libc::SIGINT, libc::SIG_DFL);
-                Ok(())
-            })
-        };
-        let mut child = command.spawn().expect("start a server");
+        let mut child = shell.prepare(&mut command).spawn().expect("start a server");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
         output.read_line(&mut line).expect("the server's first line");

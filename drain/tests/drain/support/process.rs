@@ -1,6 +1,7 @@
 //! The drain as a child, and children that stand for traced processes.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -70,12 +71,17 @@ impl Drain {
     }
 
     pub fn with_arguments(binary: &Path, arguments: &[&str]) -> Drain {
-        let child = Command::new(binary)
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("start the drain");
+        let mut command = Command::new(binary);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A test that runs under nohup ignores this one.
+        // SAFETY: between fork and exec, one system call that takes no lock.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
+                Ok(())
+            })
+        };
+        let child = command.spawn().expect("start the drain");
         Drain { child }
     }
 
