@@ -6,8 +6,9 @@ use std::{env, fs, process};
 use callsight_build::{ARCHIVE_NAME, Allowed, OBJECT_NAME, Recipe, Runtime, gnu_triple};
 
 /// What the runtime looks for in a program, and does without where it is missing; and what it has
-/// to notice, so that a module that was unloaded is not taken for the next one.
-const ALLOWED: Allowed = Allowed { asks: &["dlsym", "environ"], replaces: &["dlclose"] };
+/// to notice: a module that is unloaded, a thread that gives up its clock.
+const ALLOWED: Allowed =
+    Allowed { asks: &["dlsym", "environ", "__errno_location"], replaces: &["dlclose", "prctl"] };
 /// Whose change changes the runtime.
 const SOURCES: [&str; 5] =
     ["runtime/src", "runtime/shell", "runtime/format/src", "Cargo.toml", "Cargo.lock"];

@@ -17,7 +17,7 @@ use crate::notes::{self, Again};
 use crate::process::{self, PAGE, Sink};
 use crate::sys::{self, SignalsBlocked};
 use crate::threads::{self, OWES_NAME, OWES_PROCESS, Thread, UNWANTED};
-use crate::{clock, config, file, ring, stream};
+use crate::{clock, config, file, ring, sandbox, stream};
 
 /// Called on entry of every function with hooks.
 ///
@@ -53,7 +53,6 @@ unsafe fn record(func: usize, call_site: usize, kind: u8) {
         return;
     }
     let stack_pointer = arch::stack_pointer();
-    let ts = arch::ticks();
     let thread = threads::current();
     let mask = process::window_mask();
     // SAFETY: the block is this thread's; a window it holds is mapped for writing; a slot
@@ -62,6 +61,8 @@ unsafe fn record(func: usize, call_site: usize, kind: u8) {
         if (*thread).generation != generation {
             return slow(func, call_site, kind, stack_pointer);
         }
+        // Not before this: a thread in a sandbox has no clock.
+        let ts = arch::ticks();
         let mut at = (*thread).cursor;
         loop {
             if at & mask == 0 {
@@ -113,6 +114,9 @@ unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_pointer
     }
     // SAFETY: the thread pointer is set: the process is ready.
     let thread = unsafe { &mut *threads::current() };
+    if sandbox::holds(thread) {
+        return sandbox::count_loss(thread);
+    }
     if thread.generation != process::generation() {
         start_thread(thread);
     }
@@ -238,7 +242,7 @@ fn pay_notes(thread: &mut Thread) {
 }
 
 /// Stores one record of a note. It takes nothing from `TRACE_MAX` and is no loss when dropped.
-fn store_note(thread: &mut Thread, func: u64, site: u64) -> bool {
+pub fn store_note(thread: &mut Thread, func: u64, site: u64) -> bool {
     let tail = thread.word | meta(KIND_MARKER, 0);
     let stored = store(thread, clock::now(), func, site, tail).is_ok();
     if stored {
@@ -271,7 +275,8 @@ pub fn tell_modules_and_end() {
     });
 }
 
-fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
+/// Does `work` if the calling thread may record, and sets it up for that where it must be.
+pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
     if process::is_off() || process::generation() == 0 || process::is_late() {
         return;
     }
@@ -280,6 +285,9 @@ fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
     }
     // SAFETY: the thread pointer is set: the process is ready.
     let thread = unsafe { &mut *threads::current() };
+    if sandbox::holds(thread) {
+        return;
+    }
     if thread.generation != process::generation() {
         start_thread(thread);
     }

@@ -3,7 +3,7 @@
 //! In: the calls that the compiler plants, `__cyg_profile_func_enter` and `_exit`, and the
 //! environment (`TRACE_*`). Out: events in a mapped segment file ([`file`]) or in a ring in shared
 //! memory ([`ring`], [`stream`]). Nothing else of the program is touched: no allocation, no lock
-//! of its own, no errno, no descriptor kept, no libc function called but `dlclose`'s original.
+//! of its own, no errno, no descriptor kept, no libc function called but those of [`passing`].
 //!
 //! Everything here runs inside somebody else's program, maybe before its libc is initialised,
 //! in a signal handler, in `malloc` itself or after `main`: hence raw system calls, static
@@ -19,9 +19,11 @@ mod file;
 mod hook;
 mod modules;
 mod notes;
+mod passing;
 mod proc_fs;
 mod process;
 mod ring;
+mod sandbox;
 mod stream;
 mod sys;
 mod threads;

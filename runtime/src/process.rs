@@ -16,7 +16,7 @@ use callsight_format::{PROCESS_FORKED, StopReason};
 use crate::arch;
 use crate::bytes::{Shared, Text};
 use crate::sys::{self, SignalsBlocked};
-use crate::{clock, config, file, hook, modules, notes, proc_fs, ring, stream, threads};
+use crate::{clock, config, file, hook, modules, notes, proc_fs, ring, sandbox, stream, threads};
 
 /// What the hot path looks at, alone on a page of its own.
 #[cfg_attr(target_arch = "x86_64", repr(C, align(4096)))]
@@ -280,7 +280,7 @@ pub fn return_quota(unused: usize) {
 /// later (destructors of shared libraries, threads that go on until the process is gone) is
 /// stored too, at once and slowly.
 extern "C" fn close() {
-    if PAGE.phase.load(Acquire) != READY || is_off() {
+    if PAGE.phase.load(Acquire) != READY || is_off() || sandbox::holds_caller() {
         return;
     }
     hook::tell_modules_and_end();
@@ -325,48 +325,6 @@ global_asm!(
     ".asciz \"runtime\"",
     ".popsection",
 );
-
-// A module that goes away must be known by then, and what comes to its addresses afterwards is
-// another one: so `dlclose` passes through here. Weak: a program's own definition wins.
-global_asm!(
-    ".pushsection .text.dlclose,\"ax\",@progbits",
-    ".weak dlclose",
-    ".type dlclose, @function",
-    "dlclose:",
-    #[cfg(target_arch = "x86_64")]
-    "jmp {close}",
-    #[cfg(target_arch = "aarch64")]
-    "b {close}",
-    ".size dlclose, . - dlclose",
-    ".weak dlsym",
-    ".weak environ",
-    ".popsection",
-    close = sym close_module,
-);
-
-unsafe extern "C" fn close_module(handle: *mut u8) -> i32 {
-    type Dlsym = unsafe extern "C" fn(*mut u8, *const u8) -> *mut u8;
-    type Dlclose = unsafe extern "C" fn(*mut u8) -> i32;
-    const RTLD_NEXT: *mut u8 = -1isize as *mut u8;
-    let dlsym = arch::weak_dlsym();
-    if dlsym == 0 {
-        // A static program: POSIX lets `dlclose` keep the module.
-        return 0;
-    }
-    // SAFETY: `dlsym` is libc's, and the symbol it gives has `dlclose`'s type.
-    let next = unsafe {
-        let dlsym = core::mem::transmute::<usize, Dlsym>(dlsym);
-        dlsym(RTLD_NEXT, c"dlclose".as_ptr().cast())
-    };
-    if next.is_null() {
-        return 0;
-    }
-    hook::tell_modules();
-    // SAFETY: as above; the handle is the caller's.
-    let done = unsafe { core::mem::transmute::<*mut u8, Dlclose>(next)(handle) };
-    hook::tell_modules();
-    done
-}
 
 /// libc's `environ`; null where there is none (yet).
 pub fn libc_environ() -> *const *const u8 {

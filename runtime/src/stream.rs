@@ -175,6 +175,14 @@ pub fn count_loss(_thread: &Thread, events: u64, _ts: u64) {
     dropped.fetch_add(events, Relaxed);
 }
 
+/// Sends what `thread` still holds.
+pub fn hand_over(thread: &Thread) {
+    let window = slot_of(thread).map_or(0, |slot| slot.window.swap(0, AcqRel));
+    if window != 0 {
+        send(window, window + WINDOW_BYTES);
+    }
+}
+
 /// Sends what every thread still holds, and detaches.
 pub fn close() {
     for slot in threads::slots() {

@@ -372,6 +372,16 @@ pub fn thread_name() -> [u8; 16] {
     name
 }
 
+/// `prctl`; negative results are errno.
+///
+/// # Safety
+/// As the call itself.
+pub unsafe fn prctl(option: usize, arguments: [usize; 4]) -> isize {
+    let [second, third, fourth, fifth] = arguments;
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { syscall6(nr::PRCTL, option, second, third, fourth, fifth, 0) }
+}
+
 /// The working directory, with its zero byte; `None` where it does not fit or is gone.
 pub fn working_directory(buffer: &mut [u8]) -> Option<usize> {
     let (at, len) = (buffer.as_mut_ptr() as usize, buffer.len());

@@ -16,7 +16,7 @@ pub use place::{callsight, peer, peer_package, real_source, root, runtime_object
 pub use program::{Built, Hooks, Program};
 pub use report::Report;
 pub use shell::{Ran, Shell, skip};
-pub use stream::{Drain, Ring, Server, StreamPort, streamed};
+pub use stream::{Drain, Ring, Server, StreamPort, streamed, streamed_in};
 
 use std::collections::BTreeMap;
 

@@ -227,11 +227,21 @@ fn wait(child: &mut Child, what: &str) {
 
 /// Streams one run of `program` over loopback: what the program did, the drain's words, the report.
 pub fn streamed(program: &Built, arguments: &str, ring_bytes: u64) -> (Ran, Ran, Report) {
+    streamed_in(&program.tracing(), program, arguments, ring_bytes)
+}
+
+/// The same in a shell with more settings.
+pub fn streamed_in(
+    shell: &Shell,
+    program: &Built,
+    arguments: &str,
+    ring_bytes: u64,
+) -> (Ran, Ran, Report) {
     let ring = Ring::new();
-    let shell = program.tracing();
-    let server = Server::ours(&shell, &["--out", "traces"]);
-    let drain = Drain::ours(&shell, &ring, server.port);
+    let server = Server::ours(shell, &["--out", "traces"]);
+    let drain = Drain::ours(shell, &ring, server.port);
     let ran = shell
+        .clone()
         .env("TRACE_SHM", ring.name())
         .env("TRACE_SHM_SIZE", ring_bytes.to_string())
         .run(&format!("exec ./prog {arguments}"));

@@ -1,7 +1,7 @@
 //! Budgets, full disks, small memory, sandboxes: the program goes on as if untraced, and what is
 //! missing is counted.
 
-use callsight_tests::{Drain, Hooks, Program, Ran, Report, Ring, Server, skip};
+use callsight_tests::{Drain, Hooks, Program, Ran, Report, Ring, Server, skip, streamed_in};
 
 const LOOP: &str = r#"
     #include <signal.h>
@@ -206,6 +206,46 @@ fn hooks_into_a_ring_make_no_system_call() {
     server.stop();
     // main, two calls of work, 100,010 of leaf; main does not return.
     adds_up(&program.report(), 2 * 100_012 + 1);
+}
+
+#[test]
+fn a_thread_that_gives_up_its_clock_goes_on_and_its_calls_are_counted() {
+    let program = Program::c(
+        r#"
+        #include <linux/seccomp.h>
+        #include <stdlib.h>
+        #include <sys/prctl.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        static int leaf(int x) { return x + 1; }
+        static int work(int n) { int s = 0; while (n--) s = leaf(s); return s; }
+        int main(int count, char **argv) {
+            work(atoi(argv[1]));
+            if (argv[2][0] == 't' ? prctl(PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0)
+                                  : prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0)) return 9;
+            int s = work(100000);
+            write(1, s == 100000 ? "ok\n" : "no\n", 3);
+            syscall(SYS_exit, 0);
+        }"#,
+    )
+    .build(Hooks::Ours);
+    // main, two calls of work, those of leaf; main does not return.
+    let events = |before: u64| 2 * (100_002 + before) + 1;
+    // At 251 calls the loss note would cross the end of a window.
+    for (how, before) in [("strict", 10), ("tsc", 10), ("strict", 251), ("strict", 252)] {
+        let ran = program.tracing().run(&format!("exec ./prog {before} {how}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{how} {before}: {ran}");
+        let report = program.report();
+        adds_up(&report, events(before));
+        assert_eq!(report.lost(), 200_002, "{how} {before}: {:?}", report.notices());
+    }
+    for version in ["2", "3"] {
+        let shell = program.tracing().env("TRACE_RING", version);
+        let (ran, _, report) = streamed_in(&shell, &program, "10 strict", 1 << 20);
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{ran}");
+        adds_up(&report, events(10));
+        assert_eq!(report.lost(), 200_002, "ring {version}: {:?}", report.notices());
+    }
 }
 
 #[test]

@@ -39,6 +39,11 @@ pub fn weak_dlsym() -> usize {
     got_address!("dlsym")
 }
 
+/// Address of `__errno_location`, glibc's and musl's; 0 in a program that has none.
+pub fn weak_errno_location() -> usize {
+    got_address!("__errno_location")
+}
+
 /// Address of `environ`; 0 in a program that has none.
 pub fn weak_environ() -> usize {
     got_address!("environ")

@@ -52,6 +52,9 @@ static STATE: Shared<State> = Shared::new(State {
 });
 /// Guards [`STATE`].
 static LOCK: Lock = Lock::new();
+/// Where the count stands in a loss note: `call_site` of its first record, see
+/// [`notes::loss_count_word`].
+const NOTE_COUNT_OFFSET: usize = core::mem::offset_of!(callsight_format::Event, call_site);
 /// [`close`] is done.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// Nothing more is stored.
@@ -166,6 +169,26 @@ pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
     let word = SHARED_LOSS_WORD.load(Relaxed) as usize;
     if word != 0 {
         write_count(word, cause, lost);
+    }
+}
+
+/// The same for a thread that may make no system call: counted where there is a place already.
+pub fn count_loss_in_place(thread: &Thread, cause: Cause) {
+    let slot = slot_of(thread).filter(|slot| slot.loss_word.load(Relaxed) != 0);
+    let (lost, word) = match slot {
+        Some(slot) => (&slot.lost, slot.loss_word.load(Relaxed)),
+        None => (&SHARED_LOST, SHARED_LOSS_WORD.load(Relaxed) as usize),
+    };
+    let lost = lost.fetch_add(1, Relaxed) + 1;
+    if word != 0 {
+        write_count(word, cause, lost);
+    }
+}
+
+/// From now on `thread` counts what it loses in the loss note at `note`, in its window.
+pub fn count_at(thread: &Thread, note: usize) {
+    if let Some(slot) = slot_of(thread).filter(|slot| slot.loss_word.load(Relaxed) == 0) {
+        slot.loss_word.store(note + NOTE_COUNT_OFFSET, Relaxed);
     }
 }
 

@@ -9,8 +9,8 @@ use callsight_format::{
 
 use super::segment::{NO_SEGMENT, Segment, count_events};
 use super::{
-    CLOSING_RECORDS, FIRST_STEP_BYTES, KEPT_MAPPED, LARGEST_STEP_BYTES, REMEMBERED, STOP_CAUSE,
-    STOPPED, UNLIMITED_SEGMENT_BYTES, WINDOW_BYTES,
+    CLOSING_RECORDS, FIRST_STEP_BYTES, KEPT_MAPPED, LARGEST_STEP_BYTES, NOTE_COUNT_OFFSET,
+    REMEMBERED, STOP_CAUSE, STOPPED, UNLIMITED_SEGMENT_BYTES, WINDOW_BYTES,
 };
 use crate::bytes::Text;
 use crate::hook::{self, Window};
@@ -370,8 +370,7 @@ impl State {
             true
         });
         self.reserve = at;
-        // `call_site` of the first record: see `notes::loss_count_word`.
-        Some(start + 16)
+        Some(start + NOTE_COUNT_OFFSET)
     }
 }
 /// Refuses to go below `TRACE_MIN_FREE_MB`.
