@@ -3,8 +3,8 @@
 # Reads the tables [files] and [targets], each with the arrays `include` and `exclude` of patterns:
 # `*` stands for any characters, `/` too, `?` for one, and a pattern that names a folder holds for
 # all below it. No include: everything; exclude wins. What it does not understand stops the
-# configure run, so that nothing is left out, or let in, unnoticed. A change of the file makes the
-# next build configure again.
+# configure run, so that nothing is left out, or let in, unnoticed; `callsight init` has the same
+# grammar. A change of the file makes the next build configure again.
 
 # TRUE where `target` may be instrumented at all.
 function(_callsight_selects_target target result)
@@ -102,9 +102,16 @@ endfunction()
 
 # One table head or one key with its array at a time.
 function(_callsight_parse_selection file text)
+  # Some editors begin a file with the byte order mark of UTF-8.
+  string(ASCII 239 187 191 mark)
+  string(FIND "${text}" "${mark}" at)
+  if(at EQUAL 0)
+    string(SUBSTRING "${text}" 3 -1 text)
+  endif()
   string(REPLACE "\r\n" "\n" text "${text}")
   set(all "${text}")
   set(table "")
+  set(seen "")
   _callsight_skip_blank("${text}" text)
   while(NOT text STREQUAL "")
     if(text MATCHES "^\\[(files|targets)\\][ \t]*(#|\n|$)")
@@ -113,6 +120,11 @@ function(_callsight_parse_selection file text)
     elseif(NOT table STREQUAL "" AND text MATCHES "^(include|exclude)[ \t]*=[ \t]*\\[")
       set(key "${CMAKE_MATCH_1}")
       string(LENGTH "${CMAKE_MATCH_0}" used)
+      list(FIND seen "${table}_${key}" at)
+      if(NOT at EQUAL -1)
+        _callsight_bad_selection("${file}" "${all}" "${text}")
+      endif()
+      list(APPEND seen "${table}_${key}")
       string(SUBSTRING "${text}" ${used} -1 text)
       _callsight_parse_array("${file}" "${all}" "${text}" patterns text)
       set_property(GLOBAL PROPERTY CALLSIGHT_${table}_${key} "${patterns}")
@@ -183,6 +195,6 @@ function(_callsight_bad_selection file all rest)
     set(said "end of the file")
   endif()
   message(FATAL_ERROR "callsight: ${file}:${line}: `${said}` is not understood: under [files] or "
-    "[targets], write include = [\"a/*\"] or exclude = [\"b.c\"], with the special characters "
-    "* and ? only")
+    "[targets], write include = [\"a/*\"] or exclude = [\"b.c\"], each once, with the special "
+    "characters * and ? only")
 endfunction()

@@ -177,13 +177,18 @@ impl<'o> Analysis<'o> {
             if !lived[index] && !process.announced {
                 continue;
             }
-            self.report.processes.push(ProcessRow {
+            let mut row = ProcessRow {
                 pid: process.pid,
                 start: process.start,
                 exe: String::from_utf8_lossy(&process.exe).into_owned(),
                 forked: process.forked,
                 ended: ended(group, survey, matched, index),
-            });
+            };
+            if row.ended == Some(false) && survey.has_gaps() {
+                row.ended = None;
+                self.doubts.add_unsure(row.clone());
+            }
+            self.report.processes.push(row);
         }
     }
 

@@ -5,7 +5,7 @@
 //! directory was named, and an error where it was named itself. Reads headers only; knows nothing
 //! of events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -52,6 +52,10 @@ pub struct Segment {
     pub path: PathBuf,
     /// Its header.
     pub header: FileHeader,
+    /// Its number.
+    pub seq: u32,
+    /// Its size in bytes.
+    pub bytes: u64,
     /// Byte order of its producer.
     pub order: ByteOrder,
     /// How many segments before this one are missing.
@@ -112,6 +116,7 @@ type OriginKey = (u64, u64, u64, u64, u32);
 struct Finder {
     found: BTreeMap<GroupKey, Vec<(Place, Segment)>>,
     capture: Capture,
+    seen: BTreeSet<PathBuf>,
     files: usize,
 }
 
@@ -120,7 +125,7 @@ struct Finder {
 type Place = (u32, u32, u32);
 
 enum Opened {
-    Events(FileHeader, ByteOrder),
+    Events { header: FileHeader, order: ByteOrder, bytes: u64 },
     Summary,
 }
 
@@ -164,12 +169,27 @@ impl Finder {
 
     fn take(&mut self, path: PathBuf, opened: Opened) {
         self.files += 1;
-        let Opened::Events(header, order) = opened else {
+        // The same file under another path is one file.
+        if !self.seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
+            return;
+        }
+        let Opened::Events { header, order, bytes } = opened else {
             self.capture.summaries.push(path);
             return;
         };
         let name = NameNumbers::of(&path);
         let mapped = is_mapped(&header);
+        if let Some(named) = name.filter(|_| mapped).filter(|named| !named.agrees_with(&header)) {
+            self.capture.notices.push(format!(
+                "left out: {}: it holds segment {} of process {}, not segment {} of process {}",
+                path.display(),
+                header.seq,
+                header.pid,
+                named.seq,
+                named.id
+            ));
+            return;
+        }
         let streamed = name.is_some_and(|name| name.streamed);
         let id = name.map_or(header.pid, |name| name.id);
         let one_ring = streamed && header.t0_ns != 0 && header.t0_ticks != 0;
@@ -187,7 +207,9 @@ impl Finder {
         };
         let stream = if streamed { id } else { 0 };
         let place = name.map_or((stream, header.seq, 0), |name| (stream, name.seq, name.tid));
-        let segment = Segment { path, header, order, missing_before: 0, resumed: false };
+        let seq = name.map_or(header.seq, |name| name.seq);
+        let segment =
+            Segment { path, header, seq, bytes, order, missing_before: 0, resumed: false };
         self.found.entry(key).or_default().push((place, segment));
     }
 
@@ -248,7 +270,10 @@ fn open(path: &Path) -> Result<Opened, Error> {
         return Ok(Opened::Summary);
     }
     match FileHeader::parse(&bytes) {
-        Ok((header, order)) => Ok(Opened::Events(header, order)),
+        Ok((header, order)) => {
+            let bytes = file.metadata().map_err(fail)?.len();
+            Ok(Opened::Events { header, order, bytes })
+        }
         Err(why) => Err(Error::Header { path: path.to_path_buf(), why: name(why, &bytes) }),
     }
 }
@@ -276,6 +301,11 @@ struct NameNumbers {
 }
 
 impl NameNumbers {
+    /// Whether a segment of ours is where it was written.
+    fn agrees_with(&self, header: &FileHeader) -> bool {
+        (self.id, self.seq) == (header.pid, header.seq)
+    }
+
     fn of(path: &Path) -> Option<NameNumbers> {
         let name = path.file_name()?.to_str()?;
         let parts: Vec<&str> =

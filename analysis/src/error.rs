@@ -1,17 +1,22 @@
 //! What can be wrong with a request, in sentences that say what would help.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use callsight_format::HeaderError;
 
 use crate::report::counted;
 
+/// What helps where no capture is.
+const HOW_TO_RECORD: &str = "run the instrumented program with TRACE_ENABLE=1 and TRACE_DIR set to \
+     this directory (TRACE_THREADS, where it is set, has to match the name of a thread), or name \
+     another one";
+
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory could not be read.
-    #[error("read {}: {why}", path.display())]
+    #[error("{}", unread(path, why))]
     Read {
         /// What was to be read.
         path: PathBuf,
@@ -28,7 +33,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A file that was named is no capture.
-    #[error("read the capture {}: {why}", path.display())]
+    #[error("read the capture {}: {why}; {}", path.display(), help_with_header(why))]
     Header {
         /// The file.
         path: PathBuf,
@@ -36,11 +41,7 @@ pub enum Error {
         why: HeaderError,
     },
     /// A directory without a capture in it.
-    #[error(
-        "read captures in {}: there is no trace.*.bin; run the instrumented program with \
-         TRACE_ENABLE=1 and TRACE_DIR set to this directory, or name another one",
-        path.display()
-    )]
+    #[error("read captures in {}: there is no trace.*.bin; {HOW_TO_RECORD}", path.display())]
     NoCaptures {
         /// The directory.
         path: PathBuf,
@@ -68,7 +69,10 @@ pub enum Error {
         found: String,
     },
     /// A binary named with `--exe` cannot be used.
-    #[error("read the binary {}: {why}", path.display())]
+    #[error(
+        "read the binary {}: {why}; name the program that ran, as it was built, with --exe",
+        path.display()
+    )]
     Binary {
         /// The file.
         path: PathBuf,
@@ -97,4 +101,34 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+}
+
+fn unread(path: &Path, why: &io::Error) -> String {
+    let path = path.display();
+    match why.kind() {
+        io::ErrorKind::NotFound => {
+            format!("read captures in {path}: there is nothing of that name; {HOW_TO_RECORD}")
+        }
+        io::ErrorKind::PermissionDenied => {
+            format!("read {path}: {why}; make it readable for this user, or name another one")
+        }
+        _ => format!("read {path}: {why}"),
+    }
+}
+
+/// Stands behind what is wrong with a file, named by the user or found in a directory.
+fn help_with_header(why: &HeaderError) -> &'static str {
+    match why {
+        HeaderError::Magic => {
+            "a capture is a file trace.*.bin that a traced program or `callsight serve` wrote"
+        }
+        HeaderError::Short { .. } => {
+            "its program ended before it recorded anything, or it is no capture: \
+             run the program again, or name another file"
+        }
+        HeaderError::Version { .. } => "read it with the callsight that the program was built with",
+        HeaderError::EventSize { .. } | HeaderError::HeaderSize { .. } => {
+            "it is damaged: run the program again"
+        }
+    }
 }

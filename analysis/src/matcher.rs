@@ -206,6 +206,10 @@ impl Visitor for Matcher<'_> {
         }
     }
 
+    fn cut(&mut self, _records: u64) {
+        self.hole(1);
+    }
+
     fn hole(&mut self, _segments: u32) {
         self.lost_before = u64::MAX;
         self.matched.lives.iter_mut().for_each(|life| life.stack.lost(u64::MAX));

@@ -29,6 +29,10 @@ pub struct Doubts {
     wrapped_segments: u64,
     wrapped_events: u64,
     missing_segments: u64,
+    cut_segments: u64,
+    cut_records: u64,
+    /// Processes whose end may be among what is missing.
+    unsure: Vec<ProcessRow>,
     ignored_module_changes: u64,
     ignored_processes: u64,
     oddities: Oddities,
@@ -68,6 +72,8 @@ impl Doubts {
         self.wrapped_segments += survey.wrapped_segments;
         self.wrapped_events = self.wrapped_events.saturating_add(survey.wrapped_events);
         self.missing_segments += survey.missing_segments;
+        self.cut_segments += survey.cut_segments;
+        self.cut_records = self.cut_records.saturating_add(survey.cut_records);
         self.add_oddities(&survey.oddities);
         self.ignored_module_changes += survey.ignored_module_changes;
         self.ignored_processes += survey.ignored_processes;
@@ -112,7 +118,7 @@ impl Doubts {
                     "{name} broke off before its end; what came later is missing: {text}"
                 ));
             }
-            StopReason::End => {}
+            StopReason::End | StopReason::Closed => {}
         }
     }
 
@@ -134,6 +140,11 @@ impl Doubts {
     /// The farthest step back of a thread's clock.
     pub fn add_step_back(&mut self, ns: f64) {
         self.greatest_step_back_ns = self.greatest_step_back_ns.max(ns);
+    }
+
+    /// A process of which nothing says how it ended, because something is missing.
+    pub fn add_unsure(&mut self, process: ProcessRow) {
+        self.unsure.push(process);
     }
 
     /// What does not match because a drain was away.
@@ -193,6 +204,11 @@ impl Doubts {
         if self.missing_segments > 0 {
             let are = counted(self.missing_segments, "segment is", "segments are");
             self.say(format!("{are} not here; their events are missing"));
+        }
+        if self.cut_segments > 0 {
+            let are = counted(self.cut_segments, "segment was", "segments were");
+            let events = counted(self.cut_records, "event", "events");
+            self.say(format!("{are} cut short later: up to {events} of it are missing"));
         }
         if self.mismatches_resumed > 0 {
             let not_matching =
@@ -270,6 +286,13 @@ impl Doubts {
             self.say(format!(
                 "{} did not end in order (killed, _exit or exec): the trace stops there",
                 names(&broken)
+            ));
+        }
+        if !self.unsure.is_empty() {
+            let unsure: Vec<&ProcessRow> = self.unsure.iter().collect();
+            self.say(format!(
+                "how {} ended is not known: what would say so is among the lost",
+                names(&unsure)
             ));
         }
         let runs: Vec<&ProcessRow> = report

@@ -6,7 +6,7 @@
 use callsight_format::{
     CAUSES, Cause, LossNote, MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP,
     MARK_WRITE_ERROR, ModuleNote, NOTE_LOSS, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PROCESS,
-    NOTE_STOP, PROCESS_FORKED, ProcessNote, StopReason,
+    NOTE_SEGMENT, NOTE_STOP, PROCESS_FORKED, ProcessNote, StopReason,
 };
 use rustc_hash::FxHashMap;
 
@@ -80,6 +80,10 @@ pub struct Survey {
     pub ignored_module_changes: u64,
     /// Segments that are not there.
     pub missing_segments: u64,
+    /// Segments that are shorter than they were in the end, and how many records they lack.
+    pub cut_segments: u64,
+    /// See `cut_segments`.
+    pub cut_records: u64,
     /// What was odd in the files.
     pub oddities: Oddities,
     /// The only process of each start of the clock; `None` where there are several.
@@ -99,6 +103,16 @@ impl Survey {
         let mut survey = surveyor.finish(group);
         survey.oddities = oddities;
         Ok(survey)
+    }
+
+    /// Whether events are missing, so that what is not there may have been.
+    pub fn has_gaps(&self) -> bool {
+        // One that is torn stands where a thread was killed.
+        let torn = Cause::Torn as usize;
+        let lost = self.losses.iter().enumerate().any(|(cause, lost)| cause != torn && *lost > 0);
+        let cut = self.stops.iter().any(|(reason, _)| *reason == StopReason::Cut);
+        let segments = self.missing_segments + self.cut_segments;
+        lost || cut || segments > 0 || self.other_losses > 0 || !self.limits.is_empty()
     }
 
     /// The process of a thread that never said whose it is, in files of this start of the clock.
@@ -140,6 +154,8 @@ struct Surveyor {
     known: FxHashMap<(u32, u64, Vec<u8>, ClockStart), usize>,
     clock_start: ClockStart,
     wrapped: bool,
+    /// A stream of which its server has not yet said how it ended.
+    open_stream: bool,
 }
 
 impl Visitor for Surveyor {
@@ -187,6 +203,8 @@ impl Visitor for Surveyor {
             }
             NOTE_LOSS => self.loss(tid, LossNote::parse(bytes)),
             NOTE_STOP => self.stop(bytes),
+            // The first segment of a stream, whose server will say how it ended.
+            NOTE_SEGMENT => self.open_stream |= bytes.iter().all(|byte| *byte == 0),
             _ => {}
         }
     }
@@ -202,9 +220,15 @@ impl Visitor for Surveyor {
         }
     }
 
+    fn cut(&mut self, records: u64) {
+        self.survey.cut_segments += 1;
+        self.survey.cut_records = self.survey.cut_records.saturating_add(records);
+    }
+
     fn segment(&mut self, segment: &Segment) {
         self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
         if segment.resumed {
+            self.survey.interruptions += u64::from(std::mem::take(&mut self.open_stream));
             let stops = &mut self.survey.stops;
             let before = stops.len();
             stops.retain(|(reason, _)| *reason != StopReason::Cut);
@@ -306,11 +330,10 @@ impl Surveyor {
 
     fn stop(&mut self, bytes: &[u8]) {
         let Some(number) = callsight_format::ByteOrder::Little.u32(bytes, 0) else { return };
-        let reasons =
-            [StopReason::RingUnusable, StopReason::End, StopReason::NoModules, StopReason::Cut];
-        let Some(reason) = reasons.into_iter().find(|reason| *reason as u32 == number) else {
-            return;
-        };
+        let Some(reason) = StopReason::from_number(number) else { return };
+        if matches!(reason, StopReason::Cut | StopReason::Closed) {
+            self.open_stream = false;
+        }
         if self.survey.stops.len() < MOST_SENTENCES {
             let text = String::from_utf8_lossy(&bytes[4..]).into_owned();
             self.survey.stops.push((reason, text));
@@ -320,6 +343,10 @@ impl Surveyor {
     fn finish(mut self, group: &Group) -> Survey {
         let bias = group.origin.load_bias;
         let mut survey = self.survey;
+        if self.open_stream {
+            let why = "its server was killed, or is receiving it still";
+            survey.stops.push((StopReason::Cut, why.to_owned()));
+        }
         // With one process there is no doubt whose the orphans are.
         if let [only] = &mut self.modules[..] {
             only.append(&mut self.orphans);

@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use callsight_format::{
-    EVENT_BYTES, Event, KIND_COUNTERS, KIND_ENTER, KIND_EXIT, KIND_MARKER, MARK_BUDGET, MARK_CLOCK,
-    MARK_COUNTER_FIRST, MARK_COUNTER_LAST, NOTE_PADDING, NOTE_STOP, NoteAssembler, NotePiece,
+    ByteOrder, EVENT_BYTES, Event, KIND_COUNTERS, KIND_ENTER, KIND_EXIT, KIND_MARKER, MARK_BUDGET,
+    MARK_CLOCK, MARK_COUNTER_FIRST, MARK_COUNTER_LAST, NOTE_PADDING, NOTE_SEGMENT, NoteAssembler,
+    NotePiece, SEGMENT_NOTE_BYTES,
 };
 use rustc_hash::FxHashMap;
 
@@ -33,6 +34,8 @@ pub trait Visitor {
     fn torn(&mut self, tid: u32, events: u64);
     /// Segments are missing here.
     fn hole(&mut self, segments: u32);
+    /// The segment before this place lacks up to this many records that it had in the end.
+    fn cut(&mut self, records: u64);
     /// The records of another file come next.
     fn segment(&mut self, segment: &Segment);
 }
@@ -64,6 +67,8 @@ pub fn walk<V: Visitor>(group: &Group, visitor: &mut V) -> Result<Oddities, Erro
         notes: NoteBook::default(),
         zeros: ZeroSlots::default(),
         oddities: Oddities::default(),
+        before: None,
+        current: None,
         visitor,
     };
     for segment in &group.segments {
@@ -82,11 +87,16 @@ struct Walker<'v, V> {
     notes: NoteBook,
     zeros: ZeroSlots,
     oddities: Oddities,
+    /// Number and size of the segment before the one that is read, and of that one.
+    before: Option<(u32, u64)>,
+    current: Option<(u32, u64)>,
     visitor: &'v mut V,
 }
 
 impl<V: Visitor> Walker<'_, V> {
     fn segment(&mut self, segment: &Segment) -> io::Result<()> {
+        self.before = self.current.take().filter(|_| !segment.resumed);
+        self.current = Some((segment.seq, segment.bytes));
         let mut file = File::open(&segment.path)?;
         let mut offset = u64::from(segment.header.header_size);
         file.seek(SeekFrom::Start(offset))?;
@@ -156,11 +166,23 @@ impl<V: Visitor> Walker<'_, V> {
         if self.mapped { offset / WINDOW_BYTES } else { 0 }
     }
 
+    fn compare_segment_before(&mut self, piece: &NotePiece) {
+        let (Some((number, found)), Some((seq, _))) = (self.before, self.current) else { return };
+        let told = told_bytes(piece).unwrap_or(0);
+        if number.checked_add(1) == Some(seq) && found < told {
+            self.visitor.cut((told - found).div_ceil(EVENT_BYTES as u64));
+        }
+    }
+
     fn marker(&mut self, event: &Event) {
         if let Some(piece) = NotePiece::of(event) {
             match piece.code {
                 NOTE_PADDING => {}
-                code if code > NOTE_STOP => self.oddities.unknown_markers += 1,
+                NOTE_SEGMENT => {
+                    self.compare_segment_before(&piece);
+                    self.notes.push(event, &piece, self.visitor);
+                }
+                code if code > NOTE_SEGMENT => self.oddities.unknown_markers += 1,
                 _ => self.notes.push(event, &piece, self.visitor),
             }
             return;
@@ -171,6 +193,12 @@ impl<V: Visitor> Walker<'_, V> {
             _ => self.oddities.unknown_markers += 1,
         }
     }
+}
+
+/// What a segment says of the one before it, in one record: its size.
+fn told_bytes(piece: &NotePiece) -> Option<u64> {
+    let note = piece.bytes.get(2..2 + SEGMENT_NOTE_BYTES)?;
+    (piece.index == 0).then(|| ByteOrder::Little.u64(note, 0)).flatten()
 }
 
 /// Slots of one window that are zero so far.

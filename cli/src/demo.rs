@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use callsight_analysis::analyze;
 use callsight_hub::ingest::{self, Server};
 use callsight_hub::local::find_program;
@@ -72,7 +72,10 @@ impl Folder {
             let passing = tempfile::Builder::new().prefix("callsight-demo-").tempdir();
             return Ok(Folder::Passing(passing.context("make a folder for the demo")?));
         };
-        fs::create_dir_all(&path).with_context(|| format!("make the folder {}", path.display()))?;
+        fs::create_dir_all(&path).map_err(|error| {
+            let path = path.display();
+            anyhow!("make the folder {path}: {error}; --keep wants a new folder that can be made")
+        })?;
         let mut entries =
             fs::read_dir(&path).with_context(|| format!("look into {}", path.display()))?;
         let shown = path.display();

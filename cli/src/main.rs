@@ -41,9 +41,13 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(args),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("callsight: {error:#}");
+        tell(&error);
         ExitCode::from(BAD_INPUT)
     })
+}
+
+fn tell(error: &anyhow::Error) {
+    eprintln!("callsight: {error:#}");
 }
 
 #[cfg(test)]

@@ -11,11 +11,12 @@ use callsight_hub::local::{
 };
 use clap::Parser;
 
-use crate::analyze;
+use crate::{analyze, tell};
 
 /// Runs an instrumented program and reports on it
 ///
-/// The exit code is that of the program: 128 and the signal's number where one ended it.
+/// The exit code is that of the program: 128 and the signal's number where one ended it. Where
+/// the program succeeded and there is no report, it is 2.
 #[derive(clap::Args)]
 pub struct Args {
     /// Folder of the captures
@@ -99,8 +100,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let outcome = args.launch().run()?;
     note_outcome(&outcome, args.timeout);
-    ensure_captured(&args, &earlier)?;
-    analyze::run(request)?;
+    let reported = ensure_captured(&args, &earlier).and_then(|()| analyze::run(request));
+    match (reported, outcome.code()) {
+        (Err(error), 0) => return Err(error),
+        (Err(error), _) => tell(&error),
+        (Ok(_), _) => {}
+    }
     Ok(ExitCode::from(outcome.code()))
 }
 
@@ -142,6 +147,17 @@ impl Args {
             time_limit: self.timeout,
         }
     }
+
+    /// What leaves out threads, as it was given: here, or in the environment.
+    fn thread_filter(&self) -> Option<String> {
+        let inherited = std::env::var_os("TRACE_THREADS");
+        let (name, globs) = match (&self.threads, &inherited) {
+            (Some(globs), _) => ("--threads ", globs),
+            (None, Some(globs)) => ("TRACE_THREADS=", globs),
+            (None, None) => return None,
+        };
+        (!globs.is_empty()).then(|| format!("{name}{}", globs.display()))
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -182,12 +198,23 @@ fn note_outcome(outcome: &Outcome, timeout: Option<Duration>) {
 fn ensure_captured(args: &Args, earlier: &[PathBuf]) -> anyhow::Result<()> {
     ensure!(
         captures_in(&args.dir)?.iter().any(|capture| !earlier.contains(capture)),
-        "report on {}: the run left no capture in {}: no function with a hook was called, \
-         or the program could not write there",
+        "report on {}: the run left no capture in {}: {}",
         Path::new(&args.command[0]).display(),
-        args.dir.display()
+        args.dir.display(),
+        likely_cause(args.thread_filter())
     );
     Ok(())
+}
+
+/// Why a run left no capture, as far as that can be known.
+fn likely_cause(thread_filter: Option<String>) -> String {
+    match thread_filter {
+        Some(filter) => format!(
+            "most likely no thread has a name that {filter} selects: name other globs, or leave \
+             it out (the first thread is named as the program, cut to 15 characters)"
+        ),
+        None => "no function with a hook was called, or the program could not write there".into(),
+    }
 }
 
 fn note(text: &str) {

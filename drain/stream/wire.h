@@ -42,7 +42,7 @@ static void stream_lost(const struct stream *stream, const char *why)
 {
     fail(EXIT_BROKEN,
          "send to %s port %s: %s; what was not sent is still in the ring, for the next "
-         "trace_stream", stream->host, stream->port, why);
+         "trace_stream, but what the server had not read is lost", stream->host, stream->port, why);
 }
 
 /* A socket connected to `address` within `wait_ms`; -1 with errno. */

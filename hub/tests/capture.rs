@@ -49,6 +49,21 @@ fn session_within(dir: &Path, limits: CaptureLimits, items: Vec<Item<'_>>) -> (T
     (tally, said.into_inner().expect("lines"))
 }
 
+/// The enters and exits in the bytes of a capture.
+fn hook_bytes(capture: &[u8]) -> Vec<u8> {
+    let records = capture[FILE_HEADER_BYTES..].chunks_exact(EVENT_BYTES);
+    records.filter(|record| record[28] <= KIND_EXIT).flatten().copied().collect()
+}
+
+/// The notes of a capture, in order.
+fn notes_of(path: &Path) -> Vec<(u64, Vec<u8>)> {
+    let mut assembler = NoteAssembler::default();
+    let events = events_of(path);
+    let pieces = events.iter().filter_map(NotePiece::of);
+    let whole = |piece| assembler.push(&piece).map(|(code, note)| (code, note.to_vec()));
+    pieces.filter_map(whole).collect()
+}
+
 fn segments(dir: &Path) -> Vec<PathBuf> {
     let path = |seq| dir.join(format!("trace.stream.1.{seq}.bin"));
     (0..).map(path).take_while(|path| path.exists()).collect()
@@ -63,7 +78,8 @@ fn a_capture_has_the_handshakes_words_in_the_senders_order() {
     let bytes = std::fs::read(dir.path().join("trace.stream.1.0.bin")).expect("a file");
     let header = FileHeader::new(origin(), 1, 0);
     assert_eq!(FileHeader::parse(&bytes), Ok((header, ORDER)));
-    assert_eq!(bytes[FILE_HEADER_BYTES..], [&sent[..], &sent].concat());
+    assert!(bytes[FILE_HEADER_BYTES..].len().is_multiple_of(EVENT_BYTES));
+    assert_eq!(hook_bytes(&bytes), [&sent[..], &sent].concat());
 }
 
 #[test]
@@ -76,12 +92,17 @@ fn segments_rotate_on_whole_events_and_lose_none() {
     assert_eq!((tally.stored_events, tally.segments as usize), (8000, files.len()));
     assert!(files.len() > 25, "{} segments", files.len());
     let mut all = Vec::new();
+    let mut bytes_before = 0;
     for (seq, path) in files.iter().enumerate() {
         let bytes = std::fs::read(path).expect("a file");
         assert!(bytes.len() <= 10_000);
         let (header, _) = FileHeader::parse(&bytes).expect("a header");
         assert_eq!(header.seq as usize, seq);
-        all.extend_from_slice(&bytes[FILE_HEADER_BYTES..]);
+        let notes = notes_of(path);
+        let (code, before) = notes.first().expect("a note");
+        assert_eq!((*code, &before[..]), (NOTE_SEGMENT, &u64::to_le_bytes(bytes_before)[..]));
+        bytes_before = bytes.len() as u64;
+        all.extend_from_slice(&hook_bytes(&bytes));
     }
     assert_eq!(all, batches.concat());
 }
@@ -264,19 +285,15 @@ fn a_stream_that_broke_off_says_so_in_its_capture() {
     let reasons = |items: Vec<Item<'_>>| -> Vec<u32> {
         let dir = tempfile::tempdir().expect("a folder");
         session(dir.path(), items);
-        let mut notes = NoteAssembler::default();
-        let events = events_of(&segments(dir.path())[0]);
-        let pieces = events.iter().filter_map(NotePiece::of);
-        pieces.filter_map(|piece| reason_of(notes.push(&piece)?)).collect()
+        let notes = notes_of(&segments(dir.path())[0]);
+        let stops = notes.iter().filter(|(code, _)| *code == NOTE_STOP);
+        stops.filter_map(|(_, note)| ByteOrder::Little.u32(note, 0)).collect()
     };
-    fn reason_of((code, note): (u64, &[u8])) -> Option<u32> {
-        (code == NOTE_STOP).then(|| ByteOrder::Little.u32(note, 0)).flatten()
-    }
     let sent = calls(3, 10, ORDER);
     let sender = || Item::Sender(Sender::default());
     assert_eq!(reasons(vec![sender(), Item::Events(&sent)]), [StopReason::Cut as u32]);
     let whole = vec![sender(), Item::Events(&sent), Item::End(StreamEnd::default())];
-    assert!(reasons(whole).is_empty());
+    assert_eq!(reasons(whole), [StopReason::Closed as u32]);
     // An old sender never says that it is done.
-    assert!(reasons(vec![Item::Events(&sent)]).is_empty());
+    assert_eq!(reasons(vec![Item::Events(&sent)]), [StopReason::Closed as u32]);
 }

@@ -22,9 +22,10 @@ fn a_full_disk_leaves_whole_events_the_reason_and_the_count() {
         let order = ByteOrder::Little;
         let meta = SessionMeta { id: 1, peer: String::new(), origin: origin(), order };
         let path = dir.path().join("trace.stream.1.0.bin");
-        if limit < FILE_HEADER_BYTES as u64 {
-            sink.init(&meta).expect_err("no room for a header");
-            assert!(!path.exists(), "a part of a header was left");
+        // A header and the note of what the segment before was.
+        if limit < (FILE_HEADER_BYTES + EVENT_BYTES) as u64 {
+            sink.init(&meta).expect_err("no room for a head");
+            assert!(!path.exists(), "a part of a head was left");
             continue;
         }
         sink.init(&meta).expect("a header");
@@ -40,7 +41,7 @@ fn a_full_disk_leaves_whole_events_the_reason_and_the_count() {
         assert!(path.metadata().expect("a file").len() <= limit);
         assert_eq!(hooks(&events) as u64, tally.stored_events);
         assert_eq!(tally.stored_events + tally.dropped_events.of(Cause::Io), 10_000, "{limit}");
-        if limit >= 112 {
+        if limit >= 144 {
             let last = events.last().expect("a marker");
             assert_eq!((last.func, last.call_site), (MARK_WRITE_ERROR, 27), "EFBIG");
         }

@@ -58,7 +58,7 @@ fn eight_devices_at_once_do_not_mix() {
     });
     let mut tids = Vec::new();
     for path in served.captures() {
-        let events = events_of(&path);
+        let events = calls_of(&path);
         assert_eq!(events.len(), 120_000);
         tids.push(events[0].tid);
         let whole = calls(events[0].tid, 200, LE);
@@ -279,7 +279,7 @@ fn a_second_server_goes_on_counting_where_the_first_ended() {
         server.run(&AtomicBool::new(false));
     }
     for round in 1..=3 {
-        let events = events_of(&dir.path().join(format!("trace.stream.{round}.0.bin")));
+        let events = calls_of(&dir.path().join(format!("trace.stream.{round}.0.bin")));
         assert_eq!((events.len(), events[0].tid), (20, round));
     }
 }

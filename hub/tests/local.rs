@@ -197,14 +197,35 @@ fn a_program_that_cannot_be_run_says_why() {
 #[test]
 fn only_captures_are_removed() {
     let dir = tempfile::tempdir().expect("a folder");
-    let keep = ["trace.bin.txt", "trace.stream.1.json", "notes.bin", "mytrace.1.2.0.bin"];
-    for name in keep.iter().chain(&["trace.1.2.0.bin", "trace.stream.1.0.bin"]) {
-        fs::write(dir.path().join(name), "").expect("write");
+    let keep: [(&str, &[u8]); 9] = [
+        ("trace.bin.txt", b""),
+        ("trace.stream.1.json", b""),
+        ("notes.bin", b""),
+        ("mytrace.1.2.0.bin", b""),
+        ("trace.1.1.0.bin", b"somebody's own"),
+        ("trace.1.1.1.bin", b"short"),
+        ("trace.1.1.2.bin", b"MLTRACE"),
+        ("trace.1.1.3.bin", b"\0\0\0\0"),
+        ("trace.1.1.4.bin", b"\0\0\0\0\0\0\0seven zeros"),
+    ];
+    let captures: [(&str, &[u8]); 5] = [
+        ("trace.1.2.0.bin", b""),
+        ("trace.1.2.1.bin", b"MLTRACE\0"),
+        ("trace.1.2.2.bin", &[0; 100]),
+        ("trace.stream.1.0.bin", b"MLTRACE\0\x02\0\0\0"),
+        ("trace.summary.1.1.bin", b"MLSUMRY\0\x02\0\0\0"),
+    ];
+    for (name, bytes) in keep.iter().chain(&captures) {
+        fs::write(dir.path().join(name), bytes).expect("write");
     }
     fs::create_dir(dir.path().join("trace.x.bin")).expect("a folder");
-    assert_eq!(remove_captures(dir.path()).expect("remove"), 2);
-    for name in keep.iter().chain(&["trace.x.bin"]) {
-        assert!(dir.path().join(name).exists(), "{name}");
+    let found = captures_in(dir.path()).expect("list");
+    assert_eq!(found, captures.map(|(name, _)| dir.path().join(name)));
+    assert_eq!(remove_captures(dir.path()).expect("remove"), captures.len());
+    assert!(captures_in(dir.path()).expect("list").is_empty());
+    for (name, bytes) in keep {
+        assert_eq!(fs::read(dir.path().join(name)).expect(name), bytes, "{name}");
     }
+    assert!(dir.path().join("trace.x.bin").exists());
     assert_eq!(remove_captures(&dir.path().join("absent")).expect("nothing"), 0);
 }

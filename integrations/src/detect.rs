@@ -68,15 +68,23 @@ fn editable(root: &Path, cmakelists: &Path) -> Result<PathBuf, Error> {
     let refuse = |why: String| Err(Error::CannotEdit { path: cmakelists.to_owned(), why });
     let real = match fs::canonicalize(cmakelists) {
         Ok(real) => real,
-        Err(error) => return refuse(format!("it is a symbolic link that leads nowhere ({error})")),
+        Err(error) => {
+            return refuse(format!(
+                "it is a symbolic link that leads nowhere ({error}); restore the file, or remove \
+                 the link"
+            ));
+        }
     };
     if !real.starts_with(root) {
         let there = real.display();
-        return refuse(format!("it is a symbolic link to {there}, outside the project"));
+        return refuse(format!(
+            "it is a symbolic link to {there}, outside the project; \
+             put a copy of that file in its place, or give the folder that has it"
+        ));
     }
     let meta = fs::metadata(&real).map_err(Error::io("look at", &real))?;
     if !meta.is_file() {
-        return refuse(String::from("it is not a file"));
+        return refuse(String::from("it is not a file; move it away, so that CMake finds one"));
     }
     if meta.permissions().readonly() {
         return refuse(String::from("it is read-only; make it writable first (chmod u+w)"));

@@ -7,12 +7,17 @@ use std::path::PathBuf;
 use crate::RUNTIME_TRIPLE;
 use crate::block::BlockError;
 use crate::scan::ScanError;
+use crate::selection;
 
 /// Why there is no plan, or why it was not carried out. Nothing has been changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The path is not there.
-    #[error("add callsight to {}: that is no folder", path.display())]
+    #[error(
+        "add callsight to {}: that is no folder; give the one with the project's top \
+         CMakeLists.txt",
+        path.display()
+    )]
     NoSuchFolder {
         /// The path.
         path: PathBuf,
@@ -48,6 +53,16 @@ pub enum Error {
         /// What is wrong with it, and what would help.
         why: String,
     },
+    /// The selection is not one that the build understands.
+    #[error("read {}:{line}: `{said}` is not understood: {}", path.display(), selection::HELP)]
+    Selection {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is there.
+        said: String,
+    },
     /// A file is in the way that callsight did not write.
     #[error(
         "write {}: there is one that `callsight init` did not write; move it away, or remove it",
@@ -64,7 +79,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The system refused.
-    #[error("{doing} {}: {why}", path.display())]
+    #[error("{doing} {}: {why}{}", path.display(), help_with(why))]
     Io {
         /// What was being done: `read`, `write`, ...
         doing: &'static str,
@@ -113,5 +128,17 @@ impl Error {
             ),
         };
         Error::CannotEdit { path, why }
+    }
+}
+
+/// What helps where the system refused, if anything is known to.
+fn help_with(why: &io::Error) -> &'static str {
+    use io::ErrorKind::*;
+    match why.kind() {
+        StorageFull | QuotaExceeded => "; make room on that disk and try again",
+        PermissionDenied | ReadOnlyFilesystem => "; it has to be readable and writable for you",
+        NotADirectory | AlreadyExists => "; a file is in its place: move that away",
+        NotFound => "; name a folder that can be made",
+        _ => "",
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::block;
 use crate::detect::{self, Project};
+use crate::selection::{self, NotUnderstood};
 use crate::state::{ORIGINAL, RECORD, State, print_of};
 use crate::vendor::{self, FOLDER, SELECTION, VendoredFile};
 use crate::{Error, Plan, plan};
@@ -60,12 +61,19 @@ fn plan_file(
         planned.set(path, old, Some(file.bytes));
         return Ok(());
     }
+    let is_selection = file.name == SELECTION;
+    if let (true, Some(kept)) = (is_selection, old) {
+        selection::check(&kept).map_err(|NotUnderstood { line, said }| Error::Selection {
+            path: path.clone(),
+            line,
+            said,
+        })?;
+    }
     let Some(written) = written else {
         // A selection is the user's, whoever wrote it: one may be kept from an earlier time.
-        let is_selection = file.name == SELECTION;
         return if is_selection { Ok(()) } else { Err(Error::Foreign { path }) };
     };
-    if file.name != SELECTION {
+    if !is_selection {
         planned.notes.push(format!(
             "{FOLDER}/{} was changed by hand and is kept; remove it and run init again for the \
              current one",

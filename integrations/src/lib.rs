@@ -10,6 +10,7 @@ mod error;
 mod init;
 mod plan;
 mod scan;
+mod selection;
 mod state;
 mod undo;
 mod vendor;

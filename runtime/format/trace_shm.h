@@ -192,6 +192,18 @@
 #define CALLSIGHT_NOTE_PADDING 262
 
 /*
+ Note: at the head of a segment, what the one before it was in the end. Bytes: its size in bytes
+ u64. The first segment of a stream has it too, with size 0: from a server that says
+ [`StopReason::Closed`] or [`StopReason::Cut`] when it is done with a stream.
+ */
+#define CALLSIGHT_NOTE_SEGMENT 263
+
+/*
+ Bytes of a [`NOTE_SEGMENT`].
+ */
+#define CALLSIGHT_SEGMENT_NOTE_BYTES 8
+
+/*
  How many values [`Cause`] has.
  */
 #define CALLSIGHT_CAUSES 8
@@ -559,6 +571,10 @@ enum callsight_stop_reason
    A stream broke off before its end; written by the server that received it.
    */
   CALLSIGHT_STOP_REASON_CUT = 4,
+  /*
+   A stream was received to its end; written by the server.
+   */
+  CALLSIGHT_STOP_REASON_CLOSED = 5,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -6,8 +6,9 @@
 
 use callsight_format::{
     EVENT_BYTES, LossNote, ModuleNote, NOTE_LOSS, NOTE_MAX_BYTES, NOTE_MODULE, NOTE_MODULE_GONE,
-    NOTE_PADDING, NOTE_PIECE_BYTES, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, PAGE_HEADER_BYTES,
-    PROCESS_AGAIN, PROCESS_NOTE_BYTES, ProcessNote, StopReason, note_records, note_words,
+    NOTE_PADDING, NOTE_PIECE_BYTES, NOTE_PROCESS, NOTE_SEGMENT, NOTE_STOP, NOTE_THREAD_NAME,
+    PAGE_HEADER_BYTES, PROCESS_AGAIN, PROCESS_NOTE_BYTES, ProcessNote, StopReason, note_records,
+    note_words,
 };
 
 use crate::modules::{self, Change, Module};
@@ -122,6 +123,11 @@ fn tell(change: &Change, put: Put) -> bool {
 /// The load bias of the executable, for headers that have room for one module only.
 pub fn load_bias() -> u64 {
     modules::scan(true, |_| {}).map_or(0, |module: Module| module.bias as u64)
+}
+
+/// What the segment before this one was: its size.
+pub fn segment(bytes_before: usize, put: Put) -> bool {
+    write(NOTE_SEGMENT, [&(bytes_before as u64).to_le_bytes(), &[], &[]], put)
 }
 
 /// Why recording ended, or is not as asked for.

@@ -99,6 +99,19 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Stops it without an end: it takes what comes and reads nothing.
+    pub fn freeze(&self) {
+        signal(&self.child, libc::SIGSTOP);
+    }
+
+    /// Kills it.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill the server");
+        self.child.wait().expect("the server's end");
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use callsight_format::{ByteOrder, FileHeader, Origin};
@@ -93,7 +94,7 @@ fn init_on_a_full_disk_writes_nothing() {
     let read = |name| std::fs::read_to_string(folder.path().join(name)).expect("a note");
     assert_eq!(read("code"), "2\n", "{ran}");
     assert_eq!(read("before"), read("after"), "{ran}");
-    assert!(ran.stderr.contains("space"), "{ran}");
+    assert!(ran.stderr.contains("space") && ran.stderr.contains("make room"), "{ran}");
 }
 
 #[test]
@@ -106,6 +107,42 @@ fn analyze_wants_a_capture() {
     std::fs::write(folder.path().join("traces/notes.txt"), "hello").expect("write a file");
     shell.callsight(&["analyze", "traces"]).refused(&["traces"]);
     shell.callsight(&["analyze", "traces/notes.txt"]).refused(&["notes.txt"]);
+}
+
+#[test]
+fn every_refusal_says_what_would_help() {
+    let (folder, shell) = folder();
+    let write = |name: &str, bytes: &[u8]| {
+        std::fs::write(folder.path().join(name), bytes).expect("write a file");
+    };
+    write("empty", b"");
+    write("foreign", b"long enough to be the header of a capture, but of another kind altogether");
+    write("CMakeLists.txt", LISTS.as_bytes());
+    std::fs::create_dir(folder.path().join("callsight")).expect("make a folder");
+    write("callsight/callsight.toml", b"[files]\nexclude = \"a.c\"\n");
+    std::fs::create_dir(folder.path().join("linked")).expect("make a folder");
+    symlink("../CMakeLists.txt", folder.path().join("linked/CMakeLists.txt")).expect("make a link");
+    let run = "run --no-check --dir";
+    for (line, words) in [
+        ("analyze never-made", &["never-made", "TRACE_ENABLE=1", "TRACE_DIR", "TRACE_THREADS"][..]),
+        ("analyze /nope/trace.1.1.0.bin", &["/nope/trace.1.1.0.bin", "TRACE_DIR", "another one"]),
+        ("analyze foreign", &["foreign", "a capture is a file trace.*.bin"]),
+        ("analyze empty", &["empty", "run the program again"]),
+        ("serve --port 0 --host 1.2.3.4", &["1.2.3.4", "--host", "0.0.0.0"]),
+        ("serve --port 0 --host nope.invalid", &["nope.invalid", "--host", "0.0.0.0"]),
+        ("serve --port 0 --out foreign", &["foreign", "--out wants a folder"]),
+        ("serve --port 0 --out /proc/x", &["/proc/x", "--out wants a folder"]),
+        (&format!("{run} /proc/x -- true"), &["/proc/x", "--dir wants a folder"]),
+        (&format!("{run} foreign -- true"), &["foreign", "--dir wants a folder"]),
+        (&format!("{run} foreign --keep -- true"), &["foreign", "--dir wants a folder"]),
+        ("demo --keep /proc/x", &["/proc/x", "--keep wants a new folder"]),
+        ("init no/such/folder", &["no/such/folder", "top CMakeLists.txt"]),
+        ("init --prefix foreign/below", &["foreign/below", "move that away"]),
+        ("init linked", &["outside the project", "put a copy of that file in its place"]),
+        ("init .", &["callsight/callsight.toml:2:", "exclude = [\"b.c\"]"]),
+    ] {
+        shell.callsight(&line.split(' ').collect::<Vec<_>>()).refused(words);
+    }
 }
 
 #[test]
@@ -128,8 +165,10 @@ fn analyze_names_a_binary_that_is_none() {
     let traced = Program::c(HELLO).build(Hooks::Ours);
     traced.tracing().ok("./prog");
     let shell = traced.shell();
-    shell.callsight(&["analyze", "traces", "--exe", "missing"]).refused(&["missing"]);
-    shell.callsight(&["analyze", "traces", "--exe", "main.c"]).refused(&["main.c"]);
+    for name in ["missing", "main.c"] {
+        let ran = shell.callsight(&["analyze", "traces", "--exe", name]);
+        ran.refused(&[name, "the program that ran"]);
+    }
 }
 
 #[test]
@@ -171,6 +210,53 @@ fn run_gives_the_programs_own_exit_code() {
     let ran = program.shell().callsight(&["run", "--", "./prog"]);
     assert_eq!(ran.code, 7, "{ran}");
     assert!(ran.stdout.contains("main"), "{ran}");
+}
+
+#[test]
+fn a_run_that_no_thread_was_selected_in_names_the_filter_and_gives_the_programs_code() {
+    for code in [0, 3] {
+        let text = format!("int main(void) {{ return {code}; }}\n");
+        let program = Program::c(&text).build(Hooks::Ours);
+        let shell = program.shell();
+        let by_option = shell.callsight(&["run", "--threads", "foo,b*", "--", "./prog"]);
+        let shell = shell.env("TRACE_THREADS", "bar");
+        let inherited = shell.callsight(&["run", "--", "./prog"]);
+        for (ran, filter) in [(by_option, "--threads foo,b*"), (inherited, "TRACE_THREADS=bar")] {
+            assert_eq!(ran.code, if code == 0 { 2 } else { code }, "{ran}");
+            assert_eq!(ran.stdout, "", "{ran}");
+            let last = ran.stderr.lines().last().unwrap_or_default();
+            assert!(last.contains(filter) && last.contains("no thread has a name"), "{ran}");
+        }
+        // The option is what counts, and an empty one selects every thread.
+        let ran = shell.callsight(&["run", "--threads=", "--", "./prog"]);
+        assert_eq!((ran.code, ran.stdout.contains("main")), (code, true), "{ran}");
+    }
+}
+
+#[test]
+fn a_failed_report_does_not_hide_how_the_program_ended() {
+    let program = Program::c("int main(void) { return 7; }\n").build(Hooks::Ours);
+    let ran = program.shell().callsight(&["run", "--exe", "missing", "--", "./prog"]);
+    assert_eq!(ran.code, 7, "{ran}");
+    assert!(ran.stderr.contains("read the binary missing"), "{ran}");
+}
+
+#[test]
+fn run_leaves_a_file_of_somebody_that_is_named_like_a_capture() {
+    let program = Program::c(HELLO).build(Hooks::Ours);
+    let shell = program.shell();
+    shell.ok("mkdir traces && echo 'my own notes' > traces/trace.1.1.0.bin");
+    for _ in 0..2 {
+        let ran = shell.callsight(&["run", "--", "./prog"]);
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{ran}");
+        assert!(ran.stdout.contains("events=2 "), "the earlier run's capture goes: {ran}");
+        assert!(
+            ran.stdout.contains("! left out: read the capture traces/trace.1.1.0.bin"),
+            "{ran}"
+        );
+    }
+    let kept = program.folder().join("traces/trace.1.1.0.bin");
+    assert_eq!(std::fs::read(kept).expect("still there"), b"my own notes\n");
 }
 
 #[test]

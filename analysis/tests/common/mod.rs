@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::fs;
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
 use callsight_analysis::{Error, Options, Report, analyze};
@@ -185,6 +186,7 @@ impl Captures {
     pub fn new(files: &[(&str, Vec<u8>)]) -> Captures {
         let directory = tempfile::tempdir().expect("a directory");
         for (name, bytes) in files {
+            let bytes = placed(name, bytes.clone());
             fs::write(directory.path().join(name), bytes).expect("write a capture");
         }
         Captures { directory }
@@ -204,6 +206,20 @@ impl Captures {
     pub fn analyze_with(&self, options: &Options) -> Result<Report, Error> {
         analyze(&[PathBuf::from(self.directory.path())], options)
     }
+}
+
+/// A mapped segment says which one it is.
+fn placed(name: &str, mut bytes: Vec<u8>) -> Vec<u8> {
+    let numbers: Vec<u32> = name.split('.').filter_map(|part| part.parse().ok()).collect();
+    let (pid_at, seq_at) = (offset_of!(FileHeader, pid), offset_of!(FileHeader, seq));
+    if let ([pid, _, seq], Ok((header, ByteOrder::Little))) =
+        (&numbers[..], FileHeader::parse(&bytes))
+        && header.header_size as usize == FILE_HEADER_MAPPED_BYTES
+    {
+        bytes[pid_at..pid_at + 4].copy_from_slice(&pid.to_le_bytes());
+        bytes[seq_at..seq_at + 4].copy_from_slice(&seq.to_le_bytes());
+    }
+    bytes
 }
 
 /// The report on one file.

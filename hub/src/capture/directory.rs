@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use callsight_format::FILE_HEADER_BYTES;
+use callsight_format::{ByteOrder, FileHeader};
 
 use super::segment::Segment;
 use crate::stream::Sender;
@@ -69,19 +69,21 @@ impl CaptureDir {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// A further segment with its header, or no file at all.
+    /// A further segment with its head, or no file at all.
     pub(super) fn create_segment(
         &self,
-        id: u32,
-        seq: u32,
-        header: &[u8; FILE_HEADER_BYTES],
+        header: &FileHeader,
+        order: ByteOrder,
+        bytes_before: u64,
     ) -> io::Result<Segment> {
+        let (id, seq) = (header.pid, header.seq);
         let mut segment = Segment::new(new_file(&self.segment_path(id, seq))?);
-        segment.begin(header).inspect_err(|_| self.discard_segment(id, seq))?;
+        let begun = segment.begin(header, order, bytes_before);
+        begun.inspect_err(|_| self.discard_segment(id, seq))?;
         Ok(segment)
     }
 
-    /// Removes a segment that could not get its header.
+    /// Removes a segment that could not get its head.
     pub(super) fn discard_segment(&self, id: u32, seq: u32) {
         let _ = fs::remove_file(self.segment_path(id, seq));
     }

@@ -12,8 +12,8 @@ mod tail;
 use std::io;
 
 use callsight_format::{
-    ByteOrder, Cause, EVENT_BYTES, Event, FILE_HEADER_BYTES, FileHeader, KIND_MARKER, MARK_BUDGET,
-    MARK_CLOCK, MARK_WRITE_ERROR, Origin,
+    ByteOrder, Cause, EVENT_BYTES, Event, FileHeader, KIND_MARKER, MARK_BUDGET, MARK_CLOCK,
+    MARK_WRITE_ERROR, Origin, StopReason,
 };
 
 pub use directory::{CaptureDir, Reserved};
@@ -24,8 +24,8 @@ use crate::losses::WATCHED_RECORDS;
 use crate::sink::hook_events;
 use crate::stream::Sender;
 use crate::{Batch, Ending, LossWatch, Losses, SessionMeta, Sink, SinkTally};
-use segment::Segment;
-use tail::{StopMark, TAIL_BYTES, Tail};
+use segment::{HEAD_BYTES, Segment};
+use tail::{StopMark, TAIL_BYTES, Tail, to_bytes};
 
 /// How much a capture may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,6 @@ pub struct CaptureSink {
     watch: LossWatch,
     last_ts: u64,
     last_clock: Option<Event>,
-    ends_with_clock: bool,
 }
 
 impl CaptureSink {
@@ -83,12 +82,11 @@ impl CaptureSink {
             watch: LossWatch::default(),
             last_ts: 0,
             last_clock: None,
-            ends_with_clock: false,
         }
     }
 
-    fn header(&self, seq: u32) -> [u8; FILE_HEADER_BYTES] {
-        FileHeader::new(self.origin, self.id, seq).to_bytes(self.order)
+    fn header(&self, seq: u32) -> FileHeader {
+        FileHeader::new(self.origin, self.id, seq)
     }
 
     /// Bytes that a capture of this size may still grow by, its tail left free; `limit` 0 is none.
@@ -105,9 +103,9 @@ impl CaptureSink {
         let budget_room = Self::room(self.limits.budget_bytes, size);
         let segment_room = Self::room(self.limits.segment_bytes, self.segment.bytes());
         let rotate = segment_room == 0 && self.segment.has_events();
-        // A segment without room for one event would only be a header.
-        let least = if rotate { FILE_HEADER_BYTES + EVENT_BYTES } else { EVENT_BYTES };
-        if budget_room < least as u64 {
+        // A segment without room for one event would only be a head.
+        let least = EVENT_BYTES as u64 + if rotate { HEAD_BYTES } else { 0 };
+        if budget_room < least {
             return (0, Some(self.budget_reached()));
         }
         if rotate {
@@ -125,7 +123,8 @@ impl CaptureSink {
     /// Goes on in the next segment; the one before stays open until that has its header.
     fn rotate(&mut self) -> io::Result<()> {
         let seq = self.segments;
-        let next = self.directory.create_segment(self.id, seq, &self.header(seq))?;
+        let before = self.segment.bytes();
+        let next = self.directory.create_segment(&self.header(seq), self.order, before)?;
         self.closed_bytes += self.segment.bytes();
         self.segment = next;
         self.segments += 1;
@@ -136,7 +135,6 @@ impl CaptureSink {
         let last = events.len().saturating_sub(EVENT_BYTES);
         if let Some(event) = Event::parse(&events[last..], self.order) {
             self.last_ts = self.last_ts.max(event.ts);
-            self.ends_with_clock = is_clock(&event);
         }
     }
 
@@ -164,12 +162,11 @@ impl CaptureSink {
 
     fn write_failed(&self, error: &io::Error) -> Stop {
         let errno = error.raw_os_error().unwrap_or(0) as u64;
-        let first = FILE_HEADER_BYTES as u64;
         Stop {
             cause: Cause::Io,
             mark: StopMark { code: MARK_WRITE_ERROR, payload: errno },
             // Nothing more fits on the disk, so the tail takes the place of the last events.
-            at_bytes: self.segment.bytes().saturating_sub(TAIL_BYTES).max(first),
+            at_bytes: self.segment.bytes().saturating_sub(TAIL_BYTES).max(HEAD_BYTES),
             reason: format!("it cannot be written on ({error}): the rest is dropped and counted"),
         }
     }
@@ -183,7 +180,7 @@ impl CaptureSink {
         self.watch.forget_last(replaced_bytes / EVENT_BYTES as u64);
         self.stop = Some(stop);
         // For the case that nobody lives to call `close`.
-        let _ = self.write_tail(&Losses::default(), false);
+        let _ = self.write_tail(&Losses::default(), None);
     }
 
     /// What the last records must tell: every loss, here or before, but those that notes tell.
@@ -192,13 +189,12 @@ impl CaptureSink {
     }
 
     /// Writes the last records; where they stand depends on whether storing was stopped.
-    fn write_tail(&mut self, losses: &Losses, cut: bool) -> io::Result<()> {
-        let nothing_to_tell = losses.sum() == 0 && !cut && self.stop.is_none();
+    fn write_tail(&mut self, losses: &Losses, end: Option<StopReason>) -> io::Result<()> {
         let tail = Tail {
             losses: *losses,
-            cut,
+            end,
             // Some readers know the closing anchor only as the last record.
-            clock: self.last_clock.filter(|_| !(nothing_to_tell && self.ends_with_clock)),
+            clock: self.last_clock,
             stop: self.stop.as_ref().map(|stop| stop.mark),
             ts: self.last_ts.max(1),
         };
@@ -225,7 +221,8 @@ impl Sink for CaptureSink {
         self.order = meta.order;
         self.last_ts = meta.origin.t0_ticks;
         let header = self.header(0);
-        self.segment.begin(&header).inspect_err(|_| self.directory.discard_segment(self.id, 0))
+        let begun = self.segment.begin(&header, self.order, 0);
+        begun.inspect_err(|_| self.directory.discard_segment(self.id, 0))
     }
 
     fn describe(&mut self, sender: &Sender) -> io::Result<()> {
@@ -253,10 +250,11 @@ impl Sink for CaptureSink {
 
     fn close(&mut self, ending: &Ending) -> SinkTally {
         let losses = self.untold(ending);
-        if let (Err(error), None) = (self.write_tail(&losses, ending.cut), &self.stop) {
+        let end = Some(if ending.cut { StopReason::Cut } else { StopReason::Closed });
+        if let (Err(error), None) = (self.write_tail(&losses, end), &self.stop) {
             self.stop(self.write_failed(&error));
             let losses = self.untold(ending);
-            let _ = self.write_tail(&losses, ending.cut);
+            let _ = self.write_tail(&losses, end);
         }
         self.tally.segments = self.segments;
         std::mem::take(&mut self.tally)
@@ -267,8 +265,4 @@ const _: () = assert!(TAIL_BYTES <= WATCHED_RECORDS * EVENT_BYTES as u64);
 
 fn is_clock(event: &Event) -> bool {
     event.kind == KIND_MARKER && event.func == MARK_CLOCK
-}
-
-fn to_bytes(records: &[Event], order: ByteOrder) -> Vec<u8> {
-    records.iter().flat_map(|record| record.to_bytes(order)).collect()
 }

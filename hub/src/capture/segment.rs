@@ -1,10 +1,19 @@
-//! One file of a capture: a header, then whole events, whatever the disk does.
+//! One file of a capture: a head, then whole events, whatever the disk does.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use callsight_format::{EVENT_BYTES, FILE_HEADER_BYTES};
+use callsight_format::{
+    ByteOrder, EVENT_BYTES, FILE_HEADER_BYTES, FileHeader, NOTE_SEGMENT, SEGMENT_NOTE_BYTES,
+    note_records,
+};
+
+use super::tail::{note_events, to_bytes};
+
+/// Bytes of the head: the header, and the note of what the segment before was.
+pub(super) const HEAD_BYTES: u64 =
+    (FILE_HEADER_BYTES + note_records(SEGMENT_NOTE_BYTES) * EVENT_BYTES) as u64;
 
 /// An open segment file and how much of it is ours.
 pub(super) struct Segment {
@@ -18,10 +27,18 @@ impl Segment {
         Segment { file, bytes: 0 }
     }
 
-    /// Writes the header.
-    pub fn begin(&mut self, header: &[u8; FILE_HEADER_BYTES]) -> io::Result<()> {
-        self.file.write_all_at(header, 0)?;
-        self.bytes = header.len() as u64;
+    /// Writes the head. The segment before this one has `bytes_before`, 0 where there is none.
+    pub fn begin(
+        &mut self,
+        header: &FileHeader,
+        order: ByteOrder,
+        bytes_before: u64,
+    ) -> io::Result<()> {
+        let note = bytes_before.to_le_bytes();
+        let note: Vec<_> = note_events(NOTE_SEGMENT, &note, header.t0_ticks.max(1), 0).collect();
+        let head = [&header.to_bytes(order)[..], &to_bytes(&note, order)].concat();
+        self.file.write_all_at(&head, 0)?;
+        self.bytes = HEAD_BYTES;
         Ok(())
     }
 
@@ -30,9 +47,9 @@ impl Segment {
         self.bytes
     }
 
-    /// Whether anything stands behind the header.
+    /// Whether anything stands behind the head.
     pub fn has_events(&self) -> bool {
-        self.bytes > FILE_HEADER_BYTES as u64
+        self.bytes > HEAD_BYTES
     }
 
     /// Appends whole events: how many bytes of them now stand in the file, and what prevented

@@ -3,13 +3,13 @@
 //! They speak of the stream as a whole, so their thread id is 0, which no thread has.
 
 use callsight_format::{
-    CAUSES, EVENT_BYTES, Event, KIND_MARKER, LOSS_NOTE_BYTES, LossNote, NOTE_LOSS, NOTE_PADDING,
-    NOTE_STOP, StopReason, note_records, note_words,
+    ByteOrder, CAUSES, EVENT_BYTES, Event, KIND_MARKER, LOSS_NOTE_BYTES, LossNote, NOTE_LOSS,
+    NOTE_PADDING, NOTE_STOP, StopReason, note_records, note_words,
 };
 
 use crate::Losses;
 
-/// Room that the longest tail takes: a loss note of every cause, the note of a cut stream, the
+/// Room that the longest tail takes: a loss note of every cause, the note of how the stream ended, the
 /// clock, the stop marker.
 pub(super) const TAIL_BYTES: u64 =
     ((CAUSES * note_records(LOSS_NOTE_BYTES) + note_records(4) + 2) * EVENT_BYTES) as u64;
@@ -24,8 +24,8 @@ pub(super) struct StopMark {
 /// What the last records say.
 pub(super) struct Tail {
     pub losses: Losses,
-    /// Whether the stream broke off.
-    pub cut: bool,
+    /// How the stream ended: in order or cut; `None` while it goes on.
+    pub end: Option<StopReason>,
     /// The latest clock anchor, again.
     pub clock: Option<Event>,
     pub stop: Option<StopMark>,
@@ -40,11 +40,10 @@ impl Tail {
             let note = LossNote { cause: cause as u32, events, first: 0, last: 0 };
             note_events(NOTE_LOSS, &note.to_bytes(), self.ts, 0).collect::<Vec<_>>()
         });
-        let reason = (StopReason::Cut as u32).to_le_bytes();
-        let cut =
-            self.cut.then(|| note_events(NOTE_STOP, &reason, self.ts, 0)).into_iter().flatten();
+        let end = self.end.map(|reason| (reason as u32).to_le_bytes());
+        let end = end.iter().flat_map(|reason| note_events(NOTE_STOP, reason, self.ts, 0));
         let stop = self.stop.map(|mark| self.marker(mark.code, mark.payload));
-        notes.chain(cut).chain(self.clock).chain(stop).collect()
+        notes.chain(end).chain(self.clock).chain(stop).collect()
     }
 
     /// The records in exactly `slots` slots: padding before them, or without the first ones.
@@ -59,6 +58,11 @@ impl Tail {
     fn marker(&self, func: u64, call_site: u64) -> Event {
         Event { ts: self.ts, func, call_site, kind: KIND_MARKER, ..Event::default() }
     }
+}
+
+/// Records as the sender would have stored them.
+pub(super) fn to_bytes(records: &[Event], order: ByteOrder) -> Vec<u8> {
+    records.iter().flat_map(|record| record.to_bytes(order)).collect()
 }
 
 /// The records of a note of thread `tid` at time `ts`.

@@ -56,7 +56,7 @@ pub enum BindError {
         at: String,
     },
     /// Any other reason not to listen.
-    #[error("listen on {at}: {error}")]
+    #[error("listen on {at}: {error}; {}", help_with_listening(error))]
     Listen {
         /// Host and port.
         at: String,
@@ -64,13 +64,24 @@ pub enum BindError {
         error: io::Error,
     },
     /// The folder cannot be used.
-    #[error("open the folder {} for captures: {error}", path.display())]
+    #[error(
+        "open the folder {} for captures: {error}; --out wants a folder that can be made and \
+         written to",
+        path.display()
+    )]
     Folder {
         /// The folder.
         path: PathBuf,
         /// Why.
         error: io::Error,
     },
+}
+
+fn help_with_listening(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "choose a --port from 1024 on",
+        _ => "--host wants an address of this machine, 0.0.0.0 for all of them",
+    }
 }
 
 /// What a server did in its life.

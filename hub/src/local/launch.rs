@@ -4,8 +4,8 @@
 //! end are for the program: it gets them, and this process waits for its end.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use callsight_format::{FILE_MAGIC, SUMMARY_MAGIC};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGTERM};
@@ -59,7 +60,11 @@ impl Outcome {
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The folder of captures cannot be used.
-    #[error("make the folder {} for captures: {error}", path.display())]
+    #[error(
+        "make the folder {} for captures: {error}; --dir wants a folder that can be made and \
+         written to",
+        path.display()
+    )]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -67,7 +72,10 @@ pub enum LaunchError {
         error: io::Error,
     },
     /// An old capture cannot be removed.
-    #[error("remove the old capture {}: {error}", path.display())]
+    #[error(
+        "remove the old capture {}: {error}; remove it by hand, or name another --dir",
+        path.display()
+    )]
     Remove {
         /// The file.
         path: PathBuf,
@@ -78,7 +86,7 @@ pub enum LaunchError {
     #[error("no command is given")]
     NoCommand,
     /// The system refused.
-    #[error("run {}: {error}", program.display())]
+    #[error("run {}: {error}; name a program that this machine can run", program.display())]
     Spawn {
         /// The program.
         program: PathBuf,
@@ -141,11 +149,16 @@ impl Launch {
     }
 }
 
-/// The captures in a folder: regular files named `trace.*.bin`, sorted.
+/// The captures in a folder, sorted: regular files named `trace.*.bin` that begin like one.
 ///
 /// # Errors
 /// Why the folder cannot be read; one that does not exist has none.
-pub fn captures_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn captures_in(directory: &Path) -> Result<Vec<PathBuf>, LaunchError> {
+    list_captures(directory)
+        .map_err(|error| LaunchError::Folder { path: directory.to_owned(), error })
+}
+
+fn list_captures(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -156,7 +169,7 @@ pub fn captures_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let named = name.starts_with("trace.") && name.ends_with(".bin");
-        if named && entry.file_type()?.is_file() {
+        if named && entry.file_type()?.is_file() && begins_like_a_capture(&entry.path()) {
             captures.push(entry.path());
         }
     }
@@ -164,13 +177,22 @@ pub fn captures_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(captures)
 }
 
+/// Whether a file is an event file or a summary, or one that its program never wrote to. What
+/// cannot be read is not: it may be somebody's own.
+fn begins_like_a_capture(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = File::open(path)
+        .and_then(|file| file.take(FILE_MAGIC.len() as u64).read_to_end(&mut start));
+    let unwritten = start.is_empty() || start == [0; FILE_MAGIC.len()];
+    read.is_ok() && (unwritten || start == FILE_MAGIC || start == SUMMARY_MAGIC)
+}
+
 /// Removes the captures in a folder, and nothing else; how many there were.
 ///
 /// # Errors
 /// Why one cannot be removed.
 pub fn remove_captures(directory: &Path) -> Result<usize, LaunchError> {
-    let captures = captures_in(directory)
-        .map_err(|error| LaunchError::Folder { path: directory.to_owned(), error })?;
+    let captures = captures_in(directory)?;
     for path in &captures {
         fs::remove_file(path).map_err(|error| LaunchError::Remove { path: path.clone(), error })?;
     }

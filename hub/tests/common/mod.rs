@@ -76,6 +76,13 @@ pub fn events_of(path: &Path) -> Vec<Event> {
     events.chunks(EVENT_BYTES).map(|e| Event::parse(e, order).expect("an event")).collect()
 }
 
+/// The enters and exits of a capture.
+pub fn calls_of(path: &Path) -> Vec<Event> {
+    let mut events = events_of(path);
+    events.retain(|event| event.kind <= KIND_EXIT);
+    events
+}
+
 /// The calls' events among `events`.
 pub fn hooks(events: &[Event]) -> usize {
     events.iter().filter(|event| event.kind <= KIND_EXIT).count()

@@ -36,6 +36,12 @@ pub const NOTE_LOSS: u64 = 260;
 pub const NOTE_STOP: u64 = 261;
 /// Note without meaning: fills slots of a window that will not be used. One record, no length.
 pub const NOTE_PADDING: u64 = 262;
+/// Note: at the head of a segment, what the one before it was in the end. Bytes: its size in bytes
+/// u64. The first segment of a stream has it too, with size 0: from a server that says
+/// [`StopReason::Closed`] or [`StopReason::Cut`] when it is done with a stream.
+pub const NOTE_SEGMENT: u64 = 263;
+/// Bytes of a [`NOTE_SEGMENT`].
+pub const SEGMENT_NOTE_BYTES: usize = 8;
 
 /// Why events are missing. The numbers are the wire's and the ring's.
 #[repr(u32)]
@@ -101,6 +107,16 @@ pub enum StopReason {
     NoModules = 3,
     /// A stream broke off before its end; written by the server that received it.
     Cut = 4,
+    /// A stream was received to its end; written by the server.
+    Closed = 5,
+}
+
+impl StopReason {
+    /// The reason with this number, if there is one.
+    pub fn from_number(number: u32) -> Option<StopReason> {
+        use StopReason::*;
+        [RingUnusable, End, NoModules, Cut, Closed].into_iter().find(|r| *r as u32 == number)
+    }
 }
 
 /// Fields of [`NOTE_PROCESS`].

@@ -297,11 +297,13 @@ fn rust_constants() -> BTreeMap<String, u64> {
         NOTE_LOSS,
         NOTE_STOP,
         NOTE_PADDING,
+        NOTE_SEGMENT,
         CAUSES,
         PROCESS_FORKED,
         PROCESS_NOTE_BYTES,
         MODULE_NOTE_BYTES,
         LOSS_NOTE_BYTES,
+        SEGMENT_NOTE_BYTES,
         RING_VERSION,
         RING_VERSION_STREAM,
         RING_HEADER_BYTES,
@@ -363,6 +365,7 @@ fn rust_constants() -> BTreeMap<String, u64> {
         ("END", StopReason::End),
         ("NO_MODULES", StopReason::NoModules),
         ("CUT", StopReason::Cut),
+        ("CLOSED", StopReason::Closed),
     ];
     for (name, reason) in reasons {
         constants.insert(format!("STOP_REASON_{name}"), reason as u64);

@@ -303,6 +303,8 @@ impl State {
     /// The notes at the head of a segment; what is left of the window they end in is the first
     /// one handed out.
     pub(super) fn write_head(&mut self, tid: u32) -> Result<Window, Stop> {
+        let before = self.count.checked_sub(2).and_then(|index| self.segments.get(index));
+        let before = before.map(|segment| segment.next);
         let mut full = None;
         let mut put = |func, site| match self.head_slot() {
             Ok(slot) => {
@@ -314,7 +316,8 @@ impl State {
                 false
             }
         };
-        let _ = notes::process(notes::Again::Yes, &mut put)
+        let _ = before.is_none_or(|bytes| notes::segment(bytes, &mut put))
+            && notes::process(notes::Again::Yes, &mut put)
             && process::tell_ring_trouble(&mut put)
             && notes::modules(true, &mut put);
         if let Some(stop) = full {

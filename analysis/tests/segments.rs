@@ -1,0 +1,110 @@
+//! Segments that are not what they were: cut, copied, named twice, of a stream that broke off.
+
+mod common;
+
+use callsight_analysis::{Options, Report, analyze};
+use callsight_format::{ByteOrder, Cause, NOTE_SEGMENT, NOTE_STOP, Origin, StopReason};
+use common::*;
+
+/// The head of a segment behind one of `bytes` bytes.
+fn after(bytes: usize) -> Records {
+    let later = Records { ts: 1000, ..Records::default() };
+    later.note(7, NOTE_SEGMENT, &(bytes as u64).to_le_bytes())
+}
+
+fn report_of(files: &[(&str, Vec<u8>)]) -> Report {
+    Captures::new(files).analyze().expect("a report")
+}
+
+/// Nothing is said but that there is no such program.
+#[track_caller]
+fn assert_no_doubts(report: &Report) {
+    let doubts: Vec<_> = report.notices.iter().filter(|line| !line.contains("no name")).collect();
+    assert!(doubts.is_empty(), "{doubts:?}");
+}
+
+#[test]
+fn a_segment_that_was_cut_later_says_how_much_may_be_missing() {
+    let calls = "enter a, enter b, exit b, exit a";
+    let first = Records::default().process(7, 7, "/bin/app").thread(7, calls).file_mapped(0);
+    let rest = |bytes| after(bytes).thread(7, calls).end(7).file_mapped(0);
+    let whole = [("trace.7.7.0.bin", first.clone()), ("trace.7.7.1.bin", rest(first.len()))];
+    let report = report_of(&whole);
+    assert_no_doubts(&report);
+    assert_eq!(rows(&report), "a 2 60/40, b 2 20/20");
+    for (cut, said) in [(64, "up to 2 events"), (33, "up to 2 events"), (32, "up to 1 event")] {
+        let mut files = whole.clone();
+        files[0].1.truncate(first.len() - cut);
+        let report = report_of(&files);
+        assert_noticed(&report, &format!("1 segment was cut short later: {said}"));
+        assert_eq!(report.totals.unmatched_exits, 0, "{:?}", report.notices);
+        assert_eq!(report.processes[0].ended, Some(true));
+    }
+}
+
+#[test]
+fn a_segment_under_the_name_of_another_is_left_out() {
+    let directory = Captures::new(&[
+        ("trace.7.7.0.bin", Records::default().thread(7, "enter a, exit a").file_mapped(0)),
+        ("trace.7.7.1.bin", Records::default().thread(7, "enter b, exit b").file_mapped(0)),
+    ]);
+    let path = |name| directory.path().join(name);
+    std::fs::copy(path("trace.7.7.0.bin"), path("trace.7.7.1.bin")).expect("copy");
+    std::fs::copy(path("trace.7.7.0.bin"), path("trace.9.9.0.bin")).expect("copy");
+    let report = directory.analyze().expect("a report");
+    assert_eq!(rows(&report), "a 1 10/10");
+    assert_noticed(&report, "trace.7.7.1.bin: it holds segment 0 of process 7, not segment 1");
+    assert_noticed(
+        &report,
+        "trace.9.9.0.bin: it holds segment 0 of process 7, not segment 0 of pr",
+    );
+}
+
+#[test]
+fn a_file_that_is_named_twice_counts_once() {
+    let calls = Records::default().thread(7, "enter a, exit a");
+    let directory = Captures::new(&[("trace.7.7.0.bin", calls.file(ByteOrder::Little))]);
+    let file = directory.path().join("trace.7.7.0.bin");
+    let other = directory.path().join("sub/../trace.7.7.0.bin");
+    std::fs::create_dir(directory.path().join("sub")).expect("a directory");
+    let link = directory.path().join("sub/trace.7.7.0.bin");
+    std::os::unix::fs::symlink(&file, &link).expect("a link");
+    let report = analyze(&[file, other, link], &Options::default()).expect("a report");
+    assert_eq!(rows(&report), "a 1 10/10");
+}
+
+#[test]
+fn a_stream_without_an_end_broke_off() {
+    let origin = Origin { t0_ns: 5, t0_ticks: 9, ..Origin::default() };
+    let stream = |records: Records| records.file_of(origin, ByteOrder::Little);
+    let begun = || after(0).process(7, 7, "/bin/app").thread(7, "enter a, exit a");
+    let closed =
+        |records: Records| records.note(0, NOTE_STOP, &(StopReason::Closed as u32).to_le_bytes());
+    let open = report_of(&[("trace.stream.1.0.bin", stream(begun()))]);
+    assert_noticed(&open, "stream 1 broke off before its end");
+    assert_noticed(&open, "its server was killed");
+    assert_eq!(open.processes[0].ended, None);
+    let whole = report_of(&[("trace.stream.1.0.bin", stream(closed(begun().end(7))))]);
+    assert_no_doubts(&whole);
+    let again = after(0).again(7, 7, "/bin/app").thread(7, "enter a, exit a").end(7);
+    let both = report_of(&[
+        ("trace.stream.1.0.bin", stream(begun())),
+        ("trace.stream.2.0.bin", stream(closed(again))),
+    ]);
+    assert_noticed(&both, "stream 1 broke off 1 time and was taken up again");
+    // One of a server that does not say when it is done.
+    let other = Records::default().thread(7, "enter a, exit a");
+    let other = report_of(&[("trace.stream.1.0.bin", stream(other))]);
+    assert_no_doubts(&other);
+}
+
+#[test]
+fn how_a_process_ended_is_not_known_where_events_are_lost() {
+    let begun = || Records::default().process(7, 7, "/bin/app").thread(7, "enter a, exit a");
+    let report_of = |records: Records| report(records.file_mapped_of(ticks(1_000_000_000), 40));
+    let lossy = report_of(begun().lost(7, Cause::Full as u32, 5));
+    assert_noticed(&lossy, "how process 7 (/bin/app) ended is not known");
+    assert_eq!(lossy.processes[0].ended, None);
+    let torn = report_of(begun().lost(7, Cause::Torn as u32, 1));
+    assert_noticed(&torn, "process 7 (/bin/app) did not end in order");
+}
