@@ -64,7 +64,7 @@ static const char usage[] =
     "Sends the events of the ring SHM (the name in TRACE_SHM, like /callsight0) to the\n"
     "`callsight serve` on HOST, which listens on PORT (9001 unless told otherwise).\n"
     "Waits for the ring, and ends when every traced process is gone and all is sent.\n"
-    "SIGTERM and SIGINT end it early; the ring stays for the next trace_stream.\n"
+    "SIGTERM, SIGINT and SIGHUP end it early; the ring stays for the next trace_stream.\n"
     "\n"
     "Exit codes: 0 done, 1 the connection failed, 2 bad arguments or an unusable ring.\n";
 

@@ -69,6 +69,7 @@ unsafe extern "C" fn control_process(
     const PR_SET_SECCOMP: i32 = 22;
     const SECCOMP_MODE_STRICT: usize = 1;
     const PR_SET_TSC: i32 = 26;
+    const PR_TSC_ENABLE: usize = 1;
     const PR_TSC_SIGSEGV: usize = 2;
     let takes_clock = matches!(
         (option, second),
@@ -79,7 +80,8 @@ unsafe extern "C" fn control_process(
     }
     // SAFETY: the caller vouches for the arguments, whatever they are.
     let done = unsafe { sys::prctl(option as usize, [second, third, fourth, fifth]) };
-    if takes_clock && done < 0 {
+    let gives_clock = (option, second) == (PR_SET_TSC, PR_TSC_ENABLE);
+    if takes_clock && done < 0 || gives_clock && done >= 0 {
         sandbox::leave();
     }
     if done >= 0 {

@@ -4,9 +4,12 @@
 //! Such a thread records nothing more. Its calls are counted as lost, in place, so that even a
 //! program that never comes to its destructors leaves exact numbers.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use callsight_format::{Cause, EVENT_BYTES, LossNote};
 
 use crate::process::{self, Sink};
+use crate::sys::SignalsBlocked;
 use crate::threads::{self, Thread};
 use crate::{file, hook, notes, ring, stream};
 
@@ -25,7 +28,7 @@ pub fn enter() {
     });
 }
 
-/// The kernel has refused.
+/// The kernel has refused, or the clock is back.
 pub fn leave() {
     if holds_caller() {
         // SAFETY: the block is this thread's own.
@@ -47,31 +50,40 @@ pub fn holds(thread: &Thread) -> bool {
 /// Counts an event of a thread that is in a sandbox, with no system call and no clock.
 pub fn count_loss(thread: &Thread) {
     match process::sink() {
-        Sink::File => file::count_loss_in_place(thread, Cause::Stopped),
+        Sink::File if thread.sandbox_word != 0 => {
+            thread.sandbox_lost.fetch_add(1, Relaxed);
+            file::write_count(thread.sandbox_word, Cause::Stopped, &thread.sandbox_lost);
+        }
+        Sink::File => file::count_shared_loss(Cause::Stopped),
         Sink::Ring => ring::count_loss(thread, Cause::Stopped, thread.anchored),
         Sink::Stream => stream::count_loss(thread, 1, thread.anchored),
     }
 }
 
-/// Puts a loss note of no events into the thread's window: its count is raised there.
+/// Makes a loss note of no events, whose count is raised later: in the thread's window, which stays
+/// mapped as long as the thread lives, or where recording has stopped in the reserve.
 fn prepare_count(thread: &mut Thread) {
+    let _blocked = SignalsBlocked::new();
+    thread.sandbox_lost.store(0, Relaxed);
+    thread.sandbox_word = note_in_window(thread)
+        .or_else(|| file::begin_note(thread, Cause::Stopped, 0, 0))
+        .unwrap_or(0);
+}
+
+fn note_in_window(thread: &mut Thread) -> Option<usize> {
     let note_bytes = notes::LOSS_RECORDS * EVENT_BYTES;
     let (padding, nothing) = notes::PADDING;
     let window_bytes = process::window_mask() + 1;
-    let is_whole = |cursor: usize| {
+    // Its records have to stand in one window.
+    let has_room = |cursor: usize| {
         let used = cursor & process::window_mask();
         used != 0 && window_bytes - used >= note_bytes
     };
-    while !is_whole(thread.cursor) {
-        if !hook::store_note(thread, padding, nothing) {
-            return;
-        }
+    while !has_room(thread.cursor) {
+        hook::store_note(thread, padding, nothing).then_some(())?;
     }
     let at = thread.cursor;
     let note = LossNote { cause: Cause::Stopped as u32, events: 0, first: 0, last: 0 };
     let stored = notes::loss(&note, &mut |func, site| hook::store_note(thread, func, site));
-    // A signal handler may have stored in between; then the shared count does.
-    if stored && thread.cursor == at + note_bytes {
-        file::count_at(thread, at);
-    }
+    stored.then_some(at + file::NOTE_COUNT_OFFSET)
 }

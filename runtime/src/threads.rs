@@ -41,7 +41,10 @@ pub struct Thread {
     pub skipped: u32,
     /// Time of the last clock anchor this thread put into the data.
     pub anchored: u64,
-    reserved: [u64; 2],
+    /// Where the count stands of what it loses in a sandbox; 0 for none. See [`crate::sandbox`].
+    pub sandbox_word: usize,
+    /// That count.
+    pub sandbox_lost: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Thread>() == 64);

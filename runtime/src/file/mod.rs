@@ -54,7 +54,7 @@ static STATE: Shared<State> = Shared::new(State {
 static LOCK: Lock = Lock::new();
 /// Where the count stands in a loss note: `call_site` of its first record, see
 /// [`notes::loss_count_word`].
-const NOTE_COUNT_OFFSET: usize = core::mem::offset_of!(callsight_format::Event, call_site);
+pub const NOTE_COUNT_OFFSET: usize = core::mem::offset_of!(callsight_format::Event, call_site);
 /// [`close`] is done.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// Nothing more is stored.
@@ -154,52 +154,44 @@ pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
         let lost = slot.lost.fetch_add(1, Relaxed) + 1;
         let word = slot.loss_word.load(Relaxed);
         if word != 0 {
-            write_count(word, cause, lost);
+            write_count(word, cause, &slot.lost);
             return;
         }
         if lost > 1 {
             // No room in the reserve: among the shared ones, below.
             slot.lost.fetch_sub(1, Relaxed);
-        } else if let Some(word) = begin_note(thread, cause, ts) {
+        } else if let Some(word) = begin_note(thread, cause, 1, ts) {
             slot.loss_word.store(word, Relaxed);
             return;
         }
     }
-    let lost = SHARED_LOST.fetch_add(1, Relaxed) + 1;
+    count_shared_loss(cause);
+}
+
+/// Counts an event among those of threads without a place of their own. No system call.
+pub fn count_shared_loss(cause: Cause) {
+    SHARED_LOST.fetch_add(1, Relaxed);
     let word = SHARED_LOSS_WORD.load(Relaxed) as usize;
     if word != 0 {
-        write_count(word, cause, lost);
+        write_count(word, cause, &SHARED_LOST);
     }
 }
 
-/// The same for a thread that may make no system call: counted where there is a place already.
-pub fn count_loss_in_place(thread: &Thread, cause: Cause) {
-    let slot = slot_of(thread).filter(|slot| slot.loss_word.load(Relaxed) != 0);
-    let (lost, word) = match slot {
-        Some(slot) => (&slot.lost, slot.loss_word.load(Relaxed)),
-        None => (&SHARED_LOST, SHARED_LOSS_WORD.load(Relaxed) as usize),
-    };
-    let lost = lost.fetch_add(1, Relaxed) + 1;
-    if word != 0 {
-        write_count(word, cause, lost);
+/// Raises a count in place: one store, whole at any moment. Asks again, because a signal handler or
+/// another thread may have counted and written in between.
+pub fn write_count(word: usize, cause: Cause, lost: &AtomicU64) {
+    let mut written = 0;
+    while written != lost.load(Relaxed) {
+        written = lost.load(Relaxed);
+        let note = LossNote { cause: cause as u32, events: written, first: 0, last: 0 };
+        let count = notes::loss_count_word(&note);
+        // SAFETY: in a mapped segment, or 0, which callers exclude.
+        unsafe { (*(word as *const AtomicU64)).store(count, Relaxed) };
     }
 }
 
-/// From now on `thread` counts what it loses in the loss note at `note`, in its window.
-pub fn count_at(thread: &Thread, note: usize) {
-    if let Some(slot) = slot_of(thread).filter(|slot| slot.loss_word.load(Relaxed) == 0) {
-        slot.loss_word.store(note + NOTE_COUNT_OFFSET, Relaxed);
-    }
-}
-
-/// The count in place: one store, whole at any moment.
-fn write_count(word: usize, cause: Cause, events: u64) {
-    let note = LossNote { cause: cause as u32, events, first: 0, last: 0 };
-    // SAFETY: in the reserve of a mapped segment, or 0, which callers exclude.
-    unsafe { (*(word as *const AtomicU64)).store(notes::loss_count_word(&note), Relaxed) };
-}
-
-fn begin_note(thread: &Thread, cause: Cause, ts: u64) -> Option<usize> {
+/// Makes a loss note of `events` in the reserve, where recording has stopped; where its count is.
+pub fn begin_note(thread: &Thread, cause: Cause, events: u64, ts: u64) -> Option<usize> {
     let _blocked = sys::SignalsBlocked::new();
     let mut lock = Locked::take();
     let state = lock.state();
@@ -210,7 +202,7 @@ fn begin_note(thread: &Thread, cause: Cause, ts: u64) -> Option<usize> {
         let word = state.begin_loss_note(tid, &none).unwrap_or(0);
         SHARED_LOSS_WORD.store(word as u64, Relaxed);
     }
-    let note = LossNote { cause: cause as u32, events: 1, first: ts, last: 0 };
+    let note = LossNote { cause: cause as u32, events, first: ts, last: 0 };
     state.begin_loss_note(tid, &note)
 }
 
