@@ -281,7 +281,7 @@ impl RingLayout {
     /// The layout of a ring for which `asked` bytes were asked for, or whose header states them.
     ///
     /// 64 pages or more where that leaves a page 1 KiB, and at most [`RING_MAX_PAGES`]: a page of
-    /// 16 KiB (510 events) in the default ring is claimed every 25 µs by a thread in a tight loop,
+    /// 16 KiB (510 events) in the default ring is claimed every 5 µs by a thread in a tight loop,
     /// and a quiet thread holds one back from the others. Any size below [`RING_MIN_BYTES`] or
     /// above 4 GiB less a page gives the default (2).
     pub const fn of(asked: u64) -> RingLayout {
