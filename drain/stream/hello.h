@@ -134,7 +134,8 @@ static int is_call(const unsigned char *event)
 }
 
 static const char *const cause_names[CALLSIGHT_CAUSES] = {
-    "full", "no_slot", "reentrant", "fork", "torn", "budget", "io", "stopped",
+    "full", "no_slot", "reentrant", "fork",    "torn",      "budget",
+    "io",   "stopped", "queue",     "unacked", "sink_dead", "rejected",
 };
 
 static uint64_t sum_dropped(const struct counts *counts)

@@ -20,7 +20,7 @@ static void hear_loss(struct pool *pool, const unsigned char *last)
         put_le(bytes + 4, event.call_site, 8);
     }
     uint64_t cause = get_le(note + 2, 4);
-    pool->told[cause < CALLSIGHT_CAUSES ? cause : CALLSIGHT_CAUSE_FULL] += get_le(note + 6, 8);
+    pool->told[cause < CALLSIGHT_RING_CAUSES ? cause : CALLSIGHT_CAUSE_FULL] += get_le(note + 6, 8);
 }
 
 /* Copies whole events from `read` on, as far as they and the chunk reach. */

@@ -108,7 +108,7 @@ static int same_writer(const struct slot *slot, const struct page *page)
 static uint64_t total_dropped(const struct callsight_ring_writer *writer)
 {
     uint64_t sum = 0;
-    for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+    for (int cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
         sum += load64(&writer->dropped[cause]);
     return sum;
 }

@@ -109,7 +109,7 @@ static void tell_untold(struct pool *pool, uint32_t index)
     const struct callsight_ring_writer *writer = writer_at(pool, index);
     uint64_t dropped = total_dropped(writer);
     uint64_t left = dropped > writer->told ? dropped - writer->told : 0;
-    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES && left > 0; cause++) {
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES && left > 0; cause++) {
         uint64_t events = dropped_since(pool, index, cause);
         events = events < left ? events : left;
         uint64_t ts = writer->untold_last != 0 ? writer->untold_last : pool->slots[index].last_ts;
@@ -147,7 +147,7 @@ static void free_writer(struct pool *pool, uint32_t index)
     tell_untold(pool, index);
     chunk_send(pool);
     add64(&control->retired_emitted, writer->emitted);
-    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
         add64(&control->retired_dropped[cause], writer->dropped[cause]);
     memset((unsigned char *)writer + sizeof writer->pid, 0, sizeof *writer - sizeof writer->pid);
     store32(&writer->pid, 0);
@@ -237,8 +237,8 @@ static void count(const struct pool *pool, struct counts *counts)
     counts->delivered = pool->counts.delivered;
     counts->events = pool->counts.events;
     counts->emitted = counts->untold = no_slot;
-    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
-        counts->dropped[cause] = cause == CALLSIGHT_CAUSE_NO_SLOT ? no_slot : 0;
+    memset(counts->dropped, 0, sizeof counts->dropped);
+    counts->dropped[CALLSIGHT_CAUSE_NO_SLOT] = no_slot;
     for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++) {
         const struct callsight_ring_writer *writer = writer_at(pool, index);
         if (load32(&writer->pid) == 0)
@@ -246,14 +246,14 @@ static void count(const struct pool *pool, struct counts *counts)
         counts->emitted += load64(&writer->emitted);
         counts->emitted += records_in_page(pool, index);
         uint64_t told = load64(&writer->told), dropped = 0;
-        for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
+        for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++) {
             uint64_t events = load64(&writer->dropped[cause]);
             counts->dropped[cause] += events;
             dropped += events;
         }
         counts->untold += dropped > told ? dropped - told : 0;
     }
-    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
         counts->dropped[cause] += load64(&control->retired_dropped[cause]);
     counts->emitted += load64(&control->retired_emitted);
     counts->emitted -= pool->delivered_before;

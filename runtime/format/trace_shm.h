@@ -7,6 +7,104 @@
 #include <stddef.h>
 
 /*
+ Bytes of [`BlockHeader`].
+ */
+#define CALLSIGHT_BLOCK_HEADER_BYTES 112
+
+/*
+ Most records of a block.
+ */
+#define CALLSIGHT_BLOCK_MAX_RECORDS (16 << 10)
+
+/*
+ Pairs of function and call site that are known at a time.
+ */
+#define CALLSIGHT_PACK_PAIRS 1024
+
+/*
+ Functions that are known at a time.
+ */
+#define CALLSIGHT_PACK_FUNCTIONS 1024
+
+/*
+ Open calls that are known; deeper ones take the place of the outermost.
+ */
+#define CALLSIGHT_PACK_STACK 256
+
+/*
+ How far below the top of the stack the call of an exit is looked for.
+ */
+#define CALLSIGHT_PACK_BELOW 32
+
+/*
+ Op: an exit of the call on top of the stack.
+ */
+#define CALLSIGHT_OP_EXIT 0
+
+/*
+ Op: an enter of what was called here the last time.
+ */
+#define CALLSIGHT_OP_ENTER 1
+
+/*
+ Op: an enter of a known pair, whose number is in `ids`.
+ */
+#define CALLSIGHT_OP_ENTER_PAIR 2
+
+/*
+ Op: an enter of a new pair: the function's number plus one in `ids`, 0 for a new function,
+ whose distance from the last new one is in `names`; then the distance of the call site from
+ the caller's function in `names`.
+ */
+#define CALLSIGHT_OP_ENTER_NEW 3
+
+/*
+ Op: an exit of the call that is as far below the top of the stack as the byte in `ids` says;
+ those above it are gone.
+ */
+#define CALLSIGHT_OP_EXIT_BELOW 4
+
+/*
+ Op: an exit of a known pair that is not on the stack; its frame is in `frames`.
+ */
+#define CALLSIGHT_OP_EXIT_PAIR 5
+
+/*
+ Op: the same of a new pair.
+ */
+#define CALLSIGHT_OP_EXIT_NEW 6
+
+/*
+ Op: no call; the record is in `literals`.
+ */
+#define CALLSIGHT_OP_RECORD 7
+
+/*
+ Bit of an op that is an enter: the step of the frame is in `frames`.
+ */
+#define CALLSIGHT_OP_FRAME 8
+
+/*
+ Op: a note that the drain made about the writer, in `literals`; it has no number.
+ */
+#define CALLSIGHT_OP_NOTE 15
+
+/*
+ Time byte: below this, the time itself; from here on, one more byte, and what is above it.
+ */
+#define CALLSIGHT_TIME_LONGER 240
+
+/*
+ Time byte: the time less [`TIME_LONGER`] in four more bytes.
+ */
+#define CALLSIGHT_TIME_4_BYTES 254
+
+/*
+ Time byte: the time less [`TIME_LONGER`] in eight more bytes, also one that runs backwards.
+ */
+#define CALLSIGHT_TIME_8_BYTES 255
+
+/*
  Bytes of one [`Event`].
  */
 #define CALLSIGHT_EVENT_BYTES 32
@@ -76,6 +174,13 @@
  Version of the event file that we write; 1 is read as well.
  */
 #define CALLSIGHT_FILE_VERSION 2
+
+/*
+ Version of an event file that holds chunks as they came over the wire, from a sender that
+ packs: behind the header [`CHUNK_HELLO`](crate::CHUNK_HELLO), then any of the others,
+ [`CHUNK_SINK`](crate::CHUNK_SINK) last. Each segment begins with the first two again.
+ */
+#define CALLSIGHT_FILE_VERSION_CHUNKS 3
 
 /*
  Bytes of [`FileHeader`]. A file may state a larger `header_size`: readers skip that many.
@@ -206,7 +311,12 @@
 /*
  How many values [`Cause`] has.
  */
-#define CALLSIGHT_CAUSES 8
+#define CALLSIGHT_CAUSES 12
+
+/*
+ How many of them a ring counts, the first ones.
+ */
+#define CALLSIGHT_RING_CAUSES 8
 
 /*
  [`ProcessNote::flags`]: the process came from a fork of a traced process and may leave
@@ -234,6 +344,49 @@
  Bytes of a [`LossNote`].
  */
 #define CALLSIGHT_LOSS_NOTE_BYTES 28
+
+/*
+ Bytes before each payload: kind u32, payload bytes u32.
+ */
+#define CALLSIGHT_REPLY_HEADER_BYTES 8
+
+/*
+ Most bytes of a payload; a sender closes a connection that announces more.
+ */
+#define CALLSIGHT_REPLY_MAX_BYTES 4096
+
+/*
+ Reply: who this is, first on every connection. [`GREETING_MAGIC`], then [`GREETING_VERSION`]
+ u32, then flags u32 (0).
+ */
+#define CALLSIGHT_REPLY_GREETING 1
+
+/*
+ Reply: every block of this stream up to this number (u64) is stored, or dropped and counted.
+ Comes once behind the sender's [`HELLO_STREAM`](crate::HELLO_STREAM), 0 for a stream that is
+ new, and again when the number has grown.
+ */
+#define CALLSIGHT_REPLY_ACKNOWLEDGE 2
+
+/*
+ Reply: asks for a pong. Sequence number u64, the server's clock in ns u64.
+ */
+#define CALLSIGHT_REPLY_PING 3
+
+/*
+ Reply: what the traced processes should do from now on: u32, one of `COMMAND_*`.
+ */
+#define CALLSIGHT_REPLY_COMMAND 4
+
+/*
+ Version of the greeting.
+ */
+#define CALLSIGHT_GREETING_VERSION 1
+
+/*
+ Bytes of a greeting's payload.
+ */
+#define CALLSIGHT_GREETING_BYTES 16
 
 /*
  The ring of pages.
@@ -417,9 +570,19 @@
 #define CALLSIGHT_CHUNK_HELLO 2
 
 /*
+ [`ChunkHeader::kind`]: packed events of one writer.
+ */
+#define CALLSIGHT_CHUNK_BLOCK 3
+
+/*
  [`ChunkHeader::kind`]: end of the stream.
  */
 #define CALLSIGHT_CHUNK_END 5
+
+/*
+ [`ChunkHeader::kind`]: what became of the stream in this capture; the last chunk of it.
+ */
+#define CALLSIGHT_CHUNK_SINK 6
 
 /*
  Field of [`CHUNK_HELLO`]: host name, UTF-8.
@@ -467,6 +630,17 @@
 #define CALLSIGHT_HELLO_TOKEN 9
 
 /*
+ Field of [`CHUNK_HELLO`]: which stream this is, 16 random bytes: the same on every connection
+ of a sender that can pack.
+ */
+#define CALLSIGHT_HELLO_STREAM 10
+
+/*
+ Bytes of [`HELLO_STREAM`].
+ */
+#define CALLSIGHT_STREAM_ID_BYTES 16
+
+/*
  Field of [`CHUNK_END`]: u32, one of `END_*`.
  */
 #define CALLSIGHT_END_REASON 1
@@ -489,6 +663,11 @@
 #define CALLSIGHT_END_DROPPED 4
 
 /*
+ Field of [`CHUNK_END`]: number of the last block, u64.
+ */
+#define CALLSIGHT_END_BLOCKS 5
+
+/*
  [`END_REASON`]: every traced process is gone and the ring is empty.
  */
 #define CALLSIGHT_END_DONE 1
@@ -497,6 +676,23 @@
  [`END_REASON`]: the drain was told to end.
  */
 #define CALLSIGHT_END_STOPPED 2
+
+/*
+ Field of [`CHUNK_SINK`]: u32 cause ([`Cause`](crate::Cause)), then u64 events that did not get
+ into this capture; once a cause.
+ */
+#define CALLSIGHT_SINK_DROPPED 1
+
+/*
+ Field of [`CHUNK_SINK`]: how the stream ended here, u32, a
+ [`StopReason`](crate::StopReason).
+ */
+#define CALLSIGHT_SINK_REASON 2
+
+/*
+ Field of [`CHUNK_SINK`]: why nothing more was stored: marker code u64 (`MARK_*`), payload u64.
+ */
+#define CALLSIGHT_SINK_STOP 3
 
 /*
  Why events are missing. The numbers are the wire's and the ring's.
@@ -538,6 +734,22 @@ enum callsight_cause
    The recording was stopped by command, or this thread was not yet one that is wanted.
    */
   CALLSIGHT_CAUSE_STOPPED = 7,
+  /*
+   A sink did not keep up, and its queue was full.
+   */
+  CALLSIGHT_CAUSE_QUEUE = 8,
+  /*
+   Sent, or taken out of the ring, and never acknowledged.
+   */
+  CALLSIGHT_CAUSE_UNACKED = 9,
+  /*
+   A sink that had failed.
+   */
+  CALLSIGHT_CAUSE_SINK_DEAD = 10,
+  /*
+   Refused by the server: it was damaged on the way, or against its limits.
+   */
+  CALLSIGHT_CAUSE_REJECTED = 11,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -934,7 +1146,7 @@ struct callsight_ring_control {
   /*
    `dropped` of slots that were used and given back, by cause.
    */
-  uint64_t retired_dropped[8];
+  uint64_t retired_dropped[CALLSIGHT_RING_CAUSES];
   /*
    0.
    */
@@ -994,7 +1206,7 @@ struct callsight_ring_writer {
   /*
    Events dropped, by [`Cause`](crate::Cause).
    */
-  uint64_t dropped[8];
+  uint64_t dropped[CALLSIGHT_RING_CAUSES];
   /*
    Of these, how many a loss note in the data has told, over all causes.
    */
@@ -1119,10 +1331,101 @@ struct callsight_chunk_header {
   uint32_t zstd_len;
 };
 
+/*
+ Start of a block. Little-endian.
+ */
+struct callsight_block_header {
+  /*
+   CRC-32C (RFC 3720, appendix B.4) of all that follows in the block.
+   */
+  uint32_t crc;
+  /*
+   [`BLOCK_HEADER_BYTES`]; readers skip what they do not know.
+   */
+  uint16_t header_bytes;
+  /*
+   0.
+   */
+  uint16_t flags;
+  /*
+   Number of the block in its stream, from 1.
+   */
+  uint64_t number;
+  /*
+   The writer: start time of its process (field 22 of `/proc/PID/stat`).
+   */
+  uint64_t start;
+  /*
+   Number of the first record, in the writer's numbering.
+   */
+  uint64_t first;
+  /*
+   The writer: its process.
+   */
+  uint32_t pid;
+  /*
+   The writer: its thread.
+   */
+  uint32_t tid;
+  /*
+   How many records there are.
+   */
+  uint32_t records;
+  /*
+   How many of them are enters and exits.
+   */
+  uint32_t calls;
+  /*
+   How many of them have numbers, from `first` on. Those of a version 2 ring have none.
+   */
+  uint32_t numbered;
+  /*
+   0.
+   */
+  uint32_t pad;
+  /*
+   Time of the first record.
+   */
+  uint64_t first_ts;
+  /*
+   Events the writer had dropped before this block, of any cause.
+   */
+  uint64_t lost_total;
+  /*
+   Of these, by cause: `full`, `reentrant`, `fork`, `torn`, the low 32 bits each.
+   */
+  uint32_t lost[4];
+  /*
+   Frame of the first record.
+   */
+  uint32_t frame;
+  /*
+   Bytes of the columns behind `ops` and `times`, in order.
+   */
+  uint32_t time_bytes;
+  /*
+   See `time_bytes`.
+   */
+  uint32_t id_bytes;
+  /*
+   See `time_bytes`.
+   */
+  uint32_t name_bytes;
+  /*
+   See `time_bytes`.
+   */
+  uint32_t frame_bytes;
+  /*
+   See `time_bytes`.
+   */
+  uint32_t literal_bytes;
+};
+
 #define CALLSIGHT_FILE_MAGIC "MLTRACE\0"
 #define CALLSIGHT_SUMMARY_MAGIC "MLSUMRY\0"
 #define CALLSIGHT_RING_MAGIC "TKSHM\0\0\0"
 #define CALLSIGHT_STREAM_MAGIC "TKSTREAM"
+#define CALLSIGHT_GREETING_MAGIC "TKSERVE\0"
 #define CALLSIGHT_RING_UNBORN_PREFIX ".callsight-"
 
 /* The same sizes as the Rust compiler asserts; an array of negative size stops a C99 compiler. */
@@ -1137,3 +1440,4 @@ typedef char callsight_ring_writer_is_128_bytes[sizeof(struct callsight_ring_wri
 typedef char callsight_page_header_is_64_bytes[sizeof(struct callsight_page_header) == 64 ? 1 : -1];
 typedef char callsight_handshake_is_64_bytes[sizeof(struct callsight_handshake) == 64 ? 1 : -1];
 typedef char callsight_chunk_header_is_12_bytes[sizeof(struct callsight_chunk_header) == 12 ? 1 : -1];
+typedef char callsight_block_header_is_112_bytes[sizeof(struct callsight_block_header) == 112 ? 1 : -1];

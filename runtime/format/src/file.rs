@@ -9,6 +9,10 @@ use crate::{ByteOrder, EVENT_BYTES};
 pub const FILE_MAGIC: [u8; 8] = *b"MLTRACE\0";
 /// Version of the event file that we write; 1 is read as well.
 pub const FILE_VERSION: u32 = 2;
+/// Version of an event file that holds chunks as they came over the wire, from a sender that
+/// packs: behind the header [`CHUNK_HELLO`](crate::CHUNK_HELLO), then any of the others,
+/// [`CHUNK_SINK`](crate::CHUNK_SINK) last. Each segment begins with the first two again.
+pub const FILE_VERSION_CHUNKS: u32 = 3;
 /// Bytes of [`FileHeader`]. A file may state a larger `header_size`: readers skip that many.
 pub const FILE_HEADER_BYTES: usize = 80;
 /// Header bytes of a version 1 file: magic, version, event size. Times are in ns, no load bias.
@@ -101,7 +105,7 @@ impl FileHeader {
         }
     }
 
-    /// Decodes the start of an event file of version 1 or 2, in either byte order.
+    /// Decodes the start of an event file of version 1 to 3, in either byte order.
     ///
     /// # Errors
     /// What is wrong with it, in terms a person can act on.
@@ -123,7 +127,7 @@ impl FileHeader {
             FileHeader { magic: FILE_MAGIC, version, event_size, ..Default::default() };
         match version {
             1 => header.header_size = FILE_HEADER_V1_BYTES as u32,
-            2 => {
+            FILE_VERSION | FILE_VERSION_CHUNKS => {
                 header.header_size = u32_at(16)?;
                 header.flags = u32_at(20)?;
                 header.load_bias = u64_at(24)?;
@@ -206,7 +210,7 @@ impl core::fmt::Display for HeaderError {
             HeaderError::Short { found } => write!(f, "only {found} bytes, too short for a header"),
             HeaderError::Magic => write!(f, "not a callsight capture (another first word)"),
             HeaderError::Version { found } => {
-                write!(f, "written in format {found}, this callsight reads 1 and 2")
+                write!(f, "written in format {found}, this callsight reads 1 to 3")
             }
             HeaderError::EventSize { found } => {
                 write!(f, "events of {found} bytes, this callsight reads {EVENT_BYTES}")

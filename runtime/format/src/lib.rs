@@ -12,16 +12,22 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod block;
 mod event;
 mod file;
 mod note;
 mod order;
+mod pack;
+mod reply;
 mod ring;
 mod wire;
 
+pub use block::*;
 pub use event::*;
 pub use file::*;
 pub use note::*;
 pub use order::*;
+pub use pack::Unpacker;
+pub use reply::*;
 pub use ring::*;
 pub use wire::*;

@@ -63,16 +63,29 @@ pub enum Cause {
     Io = 6,
     /// The recording was stopped by command, or this thread was not yet one that is wanted.
     Stopped = 7,
+    /// A sink did not keep up, and its queue was full.
+    Queue = 8,
+    /// Sent, or taken out of the ring, and never acknowledged.
+    Unacked = 9,
+    /// A sink that had failed.
+    SinkDead = 10,
+    /// Refused by the server: it was damaged on the way, or against its limits.
+    Rejected = 11,
 }
 
 /// How many values [`Cause`] has.
-pub const CAUSES: usize = 8;
+pub const CAUSES: usize = 12;
+/// How many of them a ring counts, the first ones.
+pub const RING_CAUSES: usize = 8;
 
 impl Cause {
     /// All causes, in the order of their numbers.
     pub const fn all() -> [Cause; CAUSES] {
         use Cause::*;
-        [Full, NoSlot, Reentrant, Fork, Torn, Budget, Io, Stopped]
+        [
+            Full, NoSlot, Reentrant, Fork, Torn, Budget, Io, Stopped, Queue, Unacked, SinkDead,
+            Rejected,
+        ]
     }
 
     /// The word used for it in reports, JSON and configuration.
@@ -86,6 +99,10 @@ impl Cause {
             Cause::Budget => "budget",
             Cause::Io => "io",
             Cause::Stopped => "stopped",
+            Cause::Queue => "queue",
+            Cause::Unacked => "unacked",
+            Cause::SinkDead => "sink_dead",
+            Cause::Rejected => "rejected",
         }
     }
 

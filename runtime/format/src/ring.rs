@@ -54,6 +54,8 @@
 //! stream stands at `n % capacity`. A writer takes `lock` (0 free, test-and-set, bounded and
 //! yielding), copies what fits of its batch to `head`, adds the rest to `dropped`, and unlocks.
 
+use crate::RING_CAUSES;
+
 /// First bytes of a ring, zero-filled to eight.
 pub const RING_MAGIC: [u8; 8] = *b"TKSHM\0\0\0";
 /// The ring of pages.
@@ -167,7 +169,7 @@ pub struct RingControl {
     /// `emitted` of slots that were used and given back.
     pub retired_emitted: u64,
     /// `dropped` of slots that were used and given back, by cause.
-    pub retired_dropped: [u64; 8],
+    pub retired_dropped: [u64; RING_CAUSES],
     /// 0.
     pub reserved: [u64; 6],
 }
@@ -218,7 +220,7 @@ pub struct RingWriter {
     /// Records emitted (stored or dropped) before the current page, and all dropped ones since.
     pub emitted: u64,
     /// Events dropped, by [`Cause`](crate::Cause).
-    pub dropped: [u64; 8],
+    pub dropped: [u64; RING_CAUSES],
     /// Of these, how many a loss note in the data has told, over all causes.
     pub told: u64,
     /// Time of the first and of the last event dropped and not told.

@@ -8,9 +8,15 @@
 //! | 0 | raw events (2), appended to the capture as they are |
 //! | 1 | u64 events dropped so far (2) |
 //! | 2 | who is sending: fields, see [`HELLO_HOSTNAME`] |
+//! | 3 | packed events of one writer: a block, see [`BlockHeader`](crate::BlockHeader) |
 //! | 5 | end of the stream: fields, see [`END_REASON`] |
+//! | 6 | in captures only: what became of the stream there, see [`SINK_DROPPED`] |
 //!
-//! Types 3 and 4 are kept for packed events and pongs. A receiver skips types it does not know.
+//! Type 4 is kept for pongs. A receiver skips types it does not know.
+//!
+//! A sender that hears a greeting ([`REPLY_GREETING`](crate::REPLY_GREETING)), at any moment, sends
+//! type 3 instead of type 0 from then on, and keeps each block until it is acknowledged: whoever
+//! connects again sends the blocks that are not, and a receiver leaves out those it has.
 //! Integers of the handshake, chunk headers, events and the notice are in the producer's order;
 //! fields ([`Fields`]) are little-endian.
 
@@ -43,8 +49,12 @@ pub const CHUNK_EVENTS: u32 = 0;
 pub const CHUNK_DROPPED: u32 = 1;
 /// [`ChunkHeader::kind`]: who is sending.
 pub const CHUNK_HELLO: u32 = 2;
+/// [`ChunkHeader::kind`]: packed events of one writer.
+pub const CHUNK_BLOCK: u32 = 3;
 /// [`ChunkHeader::kind`]: end of the stream.
 pub const CHUNK_END: u32 = 5;
+/// [`ChunkHeader::kind`]: what became of the stream in this capture; the last chunk of it.
+pub const CHUNK_SINK: u32 = 6;
 
 /// First bytes of a stream: what its clock words mean.
 #[repr(C)]
@@ -170,6 +180,11 @@ pub const HELLO_BUILD_ID: u16 = 7;
 pub const HELLO_SERVICE_ID: u16 = 8;
 /// Field of [`CHUNK_HELLO`]: what the server wants to see, opaque.
 pub const HELLO_TOKEN: u16 = 9;
+/// Field of [`CHUNK_HELLO`]: which stream this is, 16 random bytes: the same on every connection
+/// of a sender that can pack.
+pub const HELLO_STREAM: u16 = 10;
+/// Bytes of [`HELLO_STREAM`].
+pub const STREAM_ID_BYTES: usize = 16;
 
 /// Field of [`CHUNK_END`]: u32, one of `END_*`.
 pub const END_REASON: u16 = 1;
@@ -181,12 +196,23 @@ pub const END_DELIVERED: u16 = 3;
 /// After [`END_DONE`] all that was lost and no earlier drain's stream told; after [`END_STOPPED`]
 /// what the notes of this stream told, for the rest is still in the ring.
 pub const END_DROPPED: u16 = 4;
+/// Field of [`CHUNK_END`]: number of the last block, u64.
+pub const END_BLOCKS: u16 = 5;
 /// [`END_REASON`]: every traced process is gone and the ring is empty.
 pub const END_DONE: u32 = 1;
 /// [`END_REASON`]: the drain was told to end.
 pub const END_STOPPED: u32 = 2;
 
-/// The fields of a [`CHUNK_HELLO`] or [`CHUNK_END`] payload: each u16 key, u16 length, bytes.
+/// Field of [`CHUNK_SINK`]: u32 cause ([`Cause`](crate::Cause)), then u64 events that did not get
+/// into this capture; once a cause.
+pub const SINK_DROPPED: u16 = 1;
+/// Field of [`CHUNK_SINK`]: how the stream ended here, u32, a
+/// [`StopReason`](crate::StopReason).
+pub const SINK_REASON: u16 = 2;
+/// Field of [`CHUNK_SINK`]: why nothing more was stored: marker code u64 (`MARK_*`), payload u64.
+pub const SINK_STOP: u16 = 3;
+
+/// The fields of a [`CHUNK_HELLO`], [`CHUNK_END`] or [`CHUNK_SINK`] payload: each u16 key, u16 length, bytes.
 ///
 /// Ends at the first field that does not fit; a reader skips keys it does not know.
 #[derive(Clone, Copy, Debug)]

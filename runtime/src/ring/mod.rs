@@ -8,8 +8,8 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use callsight_format::{
-    CAUSES, COMMAND_PAUSE, COMMAND_RECORD, Cause, EVENT_BYTES, LossNote, PAGE_HEADER_BYTES,
-    PAGE_RETIRED, PageHeader, RING_BITMAP_OFFSET, RING_BITMAP_WORDS, RING_CONTROL_OFFSET,
+    COMMAND_PAUSE, COMMAND_RECORD, Cause, EVENT_BYTES, LossNote, PAGE_HEADER_BYTES, PAGE_RETIRED,
+    PageHeader, RING_BITMAP_OFFSET, RING_BITMAP_WORDS, RING_CAUSES, RING_CONTROL_OFFSET,
     RING_DEFAULT_BYTES, RING_WRITERS_OFFSET, RingControl, RingHeader, RingLayout, RingWriter,
 };
 
@@ -149,7 +149,7 @@ fn retire_inherited(slot: u32) {
 
 fn dropped(writer: *const RingWriter, cause: Cause) -> &'static AtomicU64 {
     let first = field!(word64, writer, emitted) as *const AtomicU64 as *const u64;
-    word64(first.wrapping_add(1 + cause as usize % CAUSES))
+    word64(first.wrapping_add(1 + cause as usize % RING_CAUSES))
 }
 
 const _: () = assert!(
@@ -157,7 +157,7 @@ const _: () = assert!(
 );
 
 fn total_dropped(writer: *const RingWriter) -> u64 {
-    (0..CAUSES as u32)
+    (0..RING_CAUSES as u32)
         .filter_map(Cause::from_number)
         .fold(0, |sum, cause| sum.wrapping_add(dropped(writer, cause).load(Relaxed)))
 }

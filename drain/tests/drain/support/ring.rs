@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use callsight_format::{
     ByteOrder, COMMAND_RECORD, Cause, EVENT_BYTES, Event, KIND_MARKER, LossNote, NOTE_LOSS,
     PAGE_HEADER_BYTES, PAGE_RETIRED, PROCESS_ATTACHED, PROCESS_DETACHED, PageHeader,
-    RING_BITMAP_OFFSET, RING_CONTROL_OFFSET, RING_HEADER_BYTES, RING_MAGIC, RING_PROCESS_BYTES,
-    RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM, RING_WRITER_BYTES,
-    RING_WRITERS_OFFSET, RingControl, RingHeader, RingLayout, RingProcess, RingWriter,
-    note_records, note_words,
+    RING_BITMAP_OFFSET, RING_CAUSES, RING_CONTROL_OFFSET, RING_HEADER_BYTES, RING_MAGIC,
+    RING_PROCESS_BYTES, RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM,
+    RING_WRITER_BYTES, RING_WRITERS_OFFSET, RingControl, RingHeader, RingLayout, RingProcess,
+    RingWriter, note_records, note_words,
 };
 
 use super::Process;
@@ -323,7 +323,10 @@ impl<'ring> Writer<'ring> {
 
     /// All it has dropped so far.
     pub fn lost(&self) -> u64 {
-        Cause::all().map(|cause| self.dropped(cause).load(Relaxed)).iter().sum()
+        (0..RING_CAUSES as u32)
+            .filter_map(Cause::from_number)
+            .map(|cause| self.dropped(cause).load(Relaxed))
+            .sum()
     }
 
     /// Leaves a loss note in the page it has just claimed.
