@@ -1,7 +1,9 @@
-//! Puts the drain into one `trace_stream.c`, and the compressor of `zstd-sys` into one `zstd.c`.
+//! Puts the drain into one `trace_stream.c`, and the compressor of `zstd-sys` into one `zstd.c`;
+//! compiles the first for whoever calls it in this process.
 //!
 //! In: our own parts, and the sources of that package, wherever cargo keeps them. Out: these two and
-//! `zstd.LICENSE` in `OUT_DIR`. No third-party file is kept in our repository, and none is changed.
+//! `zstd.LICENSE` in `OUT_DIR`, and a library of the drain whose compressor is that of the package.
+//! No third-party file is kept in our repository, and none is changed.
 
 use std::env;
 use std::fs;
@@ -69,7 +71,9 @@ fn main() -> Result<()> {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
     let mut drain = Amalgamation::new(Path::new("."), "", DRAIN_RULES);
     drain.add("trace_stream.c")?;
-    write(&out_dir.join("trace_stream.c"), &drain.finish())?;
+    let drain_c = out_dir.join("trace_stream.c");
+    write(&drain_c, &drain.finish())?;
+    compile_drain(&drain_c)?;
     let package = zstd_package(&out_dir)?;
     let (version, dir) = (package.version, package.dir.join("zstd"));
     let license = fs::read_to_string(dir.join("LICENSE"))
@@ -85,6 +89,19 @@ fn main() -> Result<()> {
     }
     write(&out_dir.join("zstd.c"), &zstd.finish())?;
     write(&out_dir.join("zstd.LICENSE"), &license)
+}
+
+/// The drain as a function, named in `src/lib.rs`. The compressor it calls comes with `zstd-sys`.
+fn compile_drain(source: &Path) -> Result<()> {
+    cc::Build::new()
+        .file(source)
+        .include(".")
+        .include("../runtime/format")
+        .define("main", "callsight_drain_main")
+        .opt_level(2)
+        .extra_warnings(true)
+        .try_compile("callsight_drain")
+        .context("compile the drain")
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

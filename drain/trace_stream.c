@@ -1,9 +1,9 @@
-/* The drain of callsight: moves the events of a ring in shared memory to a server over TCP.
+/* The drain of callsight: moves the events of a ring in shared memory to a server, a file, or both.
  *
  * In: a ring, version 2 or 3 (trace_shm.h), that traced processes are filling. Out: one stream of
  * events, with every loss told and counted. Nothing it finds in the map is trusted, nothing it
- * does makes a traced process wait, and what was not handed to the socket stays in the ring for
- * the next drain. It writes no file, starts no thread and knows nothing of functions.
+ * does makes a traced process wait, and what no sink has stays in the ring for the next drain, as
+ * far as the ring can spare it. It starts no thread and knows nothing of functions.
  *
  *     cc -O2 -o trace_stream trace_stream.c zstd.c
  */
@@ -41,6 +41,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,8 +49,12 @@
 #include "zstd.h"
 
 #include "stream/base.h"
-#include "stream/wire.h"
 #include "stream/hello.h"
+#include "stream/pack.h"
+#include "stream/parcel.h"
+#include "stream/live.h"
+#include "stream/save.h"
+#include "stream/outlet.h"
 #include "stream/ring.h"
 #include "stream/pages.h"
 #include "stream/look.h"
@@ -59,14 +64,18 @@
 #include "stream/bytes.h"
 
 static const char usage[] =
-    "usage: trace_stream SHM HOST PORT\n"
+    "usage: trace_stream [OPTIONS] SHM [HOST PORT]\n"
     "\n"
     "Sends the events of the ring SHM (the name in TRACE_SHM, like /callsight0) to the\n"
     "`callsight serve` on HOST, which listens on PORT (9001 unless told otherwise).\n"
     "Waits for the ring, and ends when every traced process is gone and all is sent.\n"
     "SIGTERM, SIGINT and SIGHUP end it early; the ring stays for the next trace_stream.\n"
     "\n"
-    "Exit codes: 0 done, 1 the connection failed, 2 bad arguments or an unusable ring.\n";
+    "  --file DIR      keep a capture in DIR, beside the server or in its place\n"
+    "  --budget BYTES  most bytes of that capture; K, M or G may follow the number\n"
+    "  --reconnect     when the server is away, try again for as long as it takes\n"
+    "\n"
+    "Exit codes: 0 done, 1 the server or the file failed, 2 bad arguments or an unusable ring.\n";
 
 /* Waits until the first traced process has written what its times mean; 0 to begin anew, with
  * another ring or because we were told to stop. */
@@ -80,36 +89,55 @@ static int wait_for_process(const struct ring *ring)
     return 1;
 }
 
-static void send_handshake(struct stream *stream, const struct ring *ring)
+/* Says what became of the events in a sink, in enters and exits; the rest should be none. */
+static void say_sink(const struct outlet *outlet, const struct sink *sink, const char *name)
 {
-    struct callsight_handshake handshake;
-    memset(&handshake, 0, sizeof handshake);
-    memcpy(handshake.magic, CALLSIGHT_STREAM_MAGIC, sizeof handshake.magic);
-    handshake.version = CALLSIGHT_STREAM_VERSION;
-    handshake.event_size = EVENT_BYTES;
-    handshake.flags = ring->header->flags;
-    handshake.load_bias = ring->header->load_bias;
-    handshake.tick_hz = ring->header->tick_hz;
-    handshake.t0_ticks = ring->header->t0_ticks;
-    handshake.t0_ns = ring->header->t0_ns;
-    handshake.hook_ns = ring->header->hook_ns;
-    send_all(stream, &handshake, sizeof handshake);
+    uint64_t dropped = sink_dropped(sink);
+    if (!sink->on)
+        return;
+    fprintf(stderr, "trace_stream: %s: %" PRIu64 " delivered, %" PRIu64 " dropped", name,
+            sink->delivered, dropped);
+    say_dropped(sink->dropped);
+    fprintf(stderr, ", unaccounted=%" PRId64 "\n",
+            (int64_t)(outlet->events - sink->delivered - dropped));
 }
 
-/* Sends one ring, to its end or until told to stop. */
-static void drain_ring(struct ring *ring, struct stream *stream)
+/* Drains one ring, to its end or until told to stop; returns the exit code. */
+static int drain_ring(struct ring *ring, struct outlet *outlet)
 {
+    const struct sink *live = &outlet->live.sink, *save = &outlet->save.sink;
     struct counts counts;
     uint32_t reason;
-    stream_connect(stream);
-    send_handshake(stream, ring);
     if (ring->version == CALLSIGHT_RING_VERSION)
-        reason = drain_pages(ring, stream, &counts);
+        reason = drain_pages(ring, outlet, &counts);
     else
-        reason = drain_bytes(ring, stream, &counts);
-    send_end(stream, reason, &counts);
+        reason = drain_bytes(ring, outlet, &counts);
+    outlet_finish_save(outlet);
     release_claim();
+    if (save->on) {
+        say_sink(outlet, live, "live");
+        say_sink(outlet, save, "file");
+    }
     say_counts(&counts, reason);
+    return live->dead || save->dead || outlet->live.sink.why[0] != 0 ? EXIT_BROKEN : 0;
+}
+
+/* ---- Arguments ------------------------------------------------------------------------------- */
+
+struct arguments {
+    const char *ring;
+    const char *host;
+    const char *port;
+    const char *folder;
+    uint64_t budget;
+    int reconnects;
+};
+
+static void misuse(void) __attribute__((noreturn));
+static void misuse(void)
+{
+    fputs(usage, stderr);
+    exit(EXIT_REFUSED);
 }
 
 static void check_port(const char *port)
@@ -120,10 +148,52 @@ static void check_port(const char *port)
         fail(EXIT_REFUSED, "use the port \"%s\": it must be a number from 1 to 65535", port);
 }
 
+static uint64_t read_budget(const char *text)
+{
+    static const char units[] = "KMG";
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    const char *unit = *end != 0 ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    unsigned shift = unit != NULL ? 10 * (unsigned)(unit - units + 1) : 0;
+    if (!isdigit((unsigned char)text[0]) || errno != 0 || number == 0
+        || number > UINT64_MAX >> 1 >> shift || (*end != 0 && (unit == NULL || end[1] != 0)))
+        fail(EXIT_REFUSED, "use the budget \"%s\": it must be a number of bytes, like 64M", text);
+    return (uint64_t)number << shift;
+}
+
+static void read_arguments(struct arguments *to, int count, char **words)
+{
+    const char *names[3] = { NULL, NULL, NULL };
+    unsigned named = 0;
+    for (int at = 1; at < count; at++) {
+        const char *word = words[at];
+        int has_value = at + 1 < count;
+        if (strcmp(word, "--file") == 0 && has_value)
+            to->folder = words[++at];
+        else if (strcmp(word, "--budget") == 0 && has_value)
+            to->budget = read_budget(words[++at]);
+        else if (strcmp(word, "--reconnect") == 0)
+            to->reconnects = 1;
+        else if ((word[0] == '-' && !isdigit((unsigned char)word[1])) || named == 3)
+            misuse();
+        else
+            names[named++] = word;
+    }
+    if (named != 3 && !(named == 1 && to->folder != NULL))
+        misuse();
+    to->ring = names[0];
+    to->host = names[1];
+    to->port = names[2];
+    if (to->port != NULL)
+        check_port(to->port);
+}
+
 int main(int argc, char **argv)
 {
     static struct ring ring;
-    static struct stream stream;
+    static struct outlet outlet;
+    static struct arguments arguments;
     if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
         fputs(usage, stdout);
         return 0;
@@ -134,21 +204,19 @@ int main(int argc, char **argv)
                ZSTD_versionString());
         return 0;
     }
-    if (argc != 4) {
-        fputs(usage, stderr);
-        return EXIT_REFUSED;
-    }
-    ring_name(&ring, argv[1]);
-    check_port(argv[3]);
+    read_arguments(&arguments, argc, argv);
+    ring_name(&ring, arguments.ring);
     install_signals();
-    stream_prepare(&stream, argv[2], argv[3]);
+    outlet_prepare(&outlet);
+    if (arguments.host != NULL)
+        live_prepare(&outlet.live, arguments.host, arguments.port, arguments.reconnects);
+    if (arguments.folder != NULL)
+        save_prepare(&outlet.save, arguments.folder, arguments.budget);
     remove_unborn();
     while (ring_wait(&ring)) {
         ring_claim(&ring);
-        if (wait_for_process(&ring)) {
-            drain_ring(&ring, &stream);
-            return 0;
-        }
+        if (wait_for_process(&ring))
+            return drain_ring(&ring, &outlet);
         release_claim();
         ring_unmap(&ring);
     }

@@ -1,11 +1,16 @@
-//! The C drain, as text: what `init --stream` puts into a project.
+//! The C drain: as text, which `init --stream` puts into a project, and as a function of this
+//! program, [`run`].
 //!
-//! `trace_stream.c` moves the events of a ring to a server over TCP. It is built on the device by
-//! `cc -O2 -o trace_stream trace_stream.c zstd.c`, beside the two headers. The build step puts both
-//! together: the first from `drain/trace_stream.c` and its parts in `drain/stream`, the second from
-//! the sources of the `zstd-sys` package. Opens no file and no socket.
+//! `trace_stream.c` moves the events of a ring to a server, to a file, or to both. It is built on the
+//! device by `cc -O2 -o trace_stream trace_stream.c zstd.c`, beside the two headers. The build step
+//! puts both together: the first from `drain/trace_stream.c` and its parts in `drain/stream`, the
+//! second from the sources of the `zstd-sys` package.
 
-// Only here to be fetched; see Cargo.toml.
+use std::ffi::{CString, OsString, c_char, c_int};
+use std::os::unix::ffi::OsStringExt;
+use std::ptr;
+
+// Linked for the compressor, which the compiled drain calls.
 use zstd_sys as _;
 
 /// The drain.
@@ -37,4 +42,27 @@ pub const fn files() -> [SourceFile; 5] {
         SourceFile { name: "zstd.h", contents: ZSTD_H },
         SourceFile { name: "zstd.LICENSE", contents: ZSTD_LICENSE },
     ]
+}
+
+unsafe extern "C" {
+    /// `main` of `trace_stream.c`, renamed by the build step.
+    fn callsight_drain_main(count: c_int, words: *mut *mut c_char) -> c_int;
+}
+
+/// Runs the drain with these arguments, as `trace_stream` with them does; returns its exit code.
+///
+/// A failure may end the process in place of a return. It sets signal handlers, and forks a process
+/// that writes the file: so it is for a process that has started no thread and will do nothing else.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
+    let mut words: Vec<*mut c_char> = std::iter::once(OsString::from("trace_stream"))
+        .chain(arguments)
+        // The system hands over no word with a zero in it.
+        .filter_map(|word| CString::new(word.into_vec()).ok())
+        .map(CString::into_raw)
+        .collect();
+    let count = c_int::try_from(words.len()).unwrap_or(c_int::MAX);
+    words.push(ptr::null_mut());
+    // SAFETY: `count` strings that nobody else has, and the null that ends them; they are not freed,
+    // because the drain keeps some until the process ends.
+    unsafe { callsight_drain_main(count, words.as_mut_ptr()) }
 }

@@ -17,6 +17,7 @@
 #define LOOK_AT_ALL_NS (10 * MS)
 #define SWEEP_NS (50 * MS)
 #define STOP_NS (2 * SECOND)
+#define SETTLE_NS (200 * MS)
 #define NAP_BUSY_NS (200 * 1000ull)
 #define NAP_IDLE_NS (2 * MS)
 /* A hook interrupted by a signal whose handler is traced leaves its slot open for a while; this
@@ -117,6 +118,14 @@ static void fail(int code, const char *format, ...)
     va_start(arguments, format);
     say_with(format, arguments);
     va_end(arguments);
+    release_claim();
+    exit(code);
+}
+
+/* Ends with what was said before. */
+static void fail_quietly(int code) __attribute__((noreturn));
+static void fail_quietly(int code)
+{
     release_claim();
     exit(code);
 }

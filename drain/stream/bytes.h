@@ -7,10 +7,11 @@
 
 struct byte_ring {
     struct ring *ring;
-    struct stream *stream;
+    struct outlet *outlet;
+    unsigned char raw[CALLSIGHT_CHUNK_RAW_BYTES];
     uint64_t delivered_before;
     uint64_t delivered;
-    uint64_t events;
+    uint64_t taken; /* of these, in no sink yet */
     uint32_t mapped_by;
 };
 
@@ -40,13 +41,13 @@ static size_t bytes_copy(struct byte_ring *bytes)
         return 0;
     int locked = bytes_lock(ring);
     uint64_t used = load64(&header->head) - tail;
-    size_t take = used < sizeof bytes->stream->raw ? (size_t)used : sizeof bytes->stream->raw;
+    size_t take = used < sizeof bytes->raw ? (size_t)used : sizeof bytes->raw;
     take -= take % EVENT_BYTES;
     size_t at = (size_t)(tail % ring->capacity);
     size_t straight = take < ring->capacity - at ? take : ring->capacity - at;
     if (used <= ring->capacity) {
-        memcpy(bytes->stream->raw, data + at, straight);
-        memcpy(bytes->stream->raw + straight, data, take - straight);
+        memcpy(bytes->raw, data + at, straight);
+        memcpy(bytes->raw + straight, data, take - straight);
     }
     if (locked)
         store32(&header->lock, 0);
@@ -55,18 +56,40 @@ static size_t bytes_copy(struct byte_ring *bytes)
     return take;
 }
 
-/* Moves one chunk; returns its bytes. The room is given back only when it was handed over. */
+/* Gives the room of the oldest bytes back that a sink has. */
+static void bytes_release(struct byte_ring *bytes)
+{
+    struct parcel *parcel;
+    while ((parcel = outlet_release(bytes->outlet, 0)) != NULL) {
+        add64(&bytes->ring->header->tail, (uint64_t)parcel->records * EVENT_BYTES);
+        bytes->taken -= parcel->records;
+        parcel_done(parcel);
+    }
+}
+
+/* Moves what there is, a chunk at most; returns its bytes. */
 static size_t bytes_move(struct byte_ring *bytes)
 {
-    struct callsight_ring_header *header = bytes->ring->header;
-    size_t count = bytes_copy(bytes);
+    outlet_pump(bytes->outlet);
+    bytes_release(bytes);
+    size_t count = outlet_has_room(bytes->outlet) && bytes->taken == 0 ? bytes_copy(bytes) : 0;
     if (count == 0)
         return 0;
-    send_chunk(bytes->stream, CALLSIGHT_CHUNK_EVENTS, bytes->stream->raw, count);
-    add64(&header->tail, count);
+    for (size_t at = 0; at < count; at += EVENT_BYTES) {
+        struct callsight_event event;
+        memcpy(&event, bytes->raw + at, sizeof event);
+        struct feed feed = {
+            { 0, bytes->mapped_by, event.tid }, 0, 0, { 0, 0, 0, 0 }, 0, { 0, 0, 0 },
+        };
+        outlet_take(bytes->outlet, &feed, &event);
+    }
+    outlet_seal_all(bytes->outlet);
+    /* Its records are in several parcels, and leave the ring with the last of them. */
+    bytes->outlet->newest->records = (uint32_t)(count / EVENT_BYTES);
+    bytes->taken += count / EVENT_BYTES;
     bytes->delivered += count / EVENT_BYTES;
-    for (size_t at = 0; at < count; at += EVENT_BYTES)
-        bytes->events += (uint64_t)is_call(bytes->stream->raw + at);
+    outlet_pump(bytes->outlet);
+    bytes_release(bytes);
     return count;
 }
 
@@ -89,40 +112,50 @@ static uint32_t bytes_run(struct byte_ring *bytes)
         if (bytes_move(bytes) > 0) {
             quiet_since_ns = now;
         } else if (now - checked_ns >= SWEEP_NS) {
-            stream_check_peer(bytes->stream);
             ring_is_gone(bytes->ring);
-            if (bytes_over(bytes, now - quiet_since_ns)) {
+            if (outlet_is_idle(bytes->outlet) && bytes_over(bytes, now - quiet_since_ns)) {
                 ring_unlink(bytes->ring);
                 return CALLSIGHT_END_DONE;
             }
             checked_ns = now;
         }
-        send_dropped(bytes->stream, load64(&bytes->ring->header->dropped));
+        if (outlet_is_dead(bytes->outlet))
+            fail_quietly(EXIT_BROKEN);
+        outlet_tell_dropped(bytes->outlet, load64(&bytes->ring->header->dropped), 0);
         if (now != quiet_since_ns)
-            nap(MS);
+            outlet_wait(bytes->outlet, MS);
     }
+    outlet_meet_server(bytes->outlet);
     uint64_t end = now_ns() + STOP_NS;
-    while (bytes_move(bytes) > 0 && now_ns() < end)
-        ;
+    while ((bytes_move(bytes) > 0 || bytes->taken > 0) && now_ns() < end)
+        outlet_wait(bytes->outlet, bytes->taken > 0 ? MS : 0);
     return CALLSIGHT_END_STOPPED;
 }
 
 /* Drains a version 2 ring to its end. */
-static uint32_t drain_bytes(struct ring *ring, struct stream *stream, struct counts *counts)
+static uint32_t drain_bytes(struct ring *ring, struct outlet *outlet, struct counts *counts)
 {
-    struct byte_ring bytes = { ring, stream, 0, 0, 0, 0 };
+    static struct byte_ring bytes;
+    struct callsight_handshake handshake;
+    bytes.ring = ring;
+    bytes.outlet = outlet;
     bytes.delivered_before = load64(&ring->header->tail) / EVENT_BYTES;
     bytes.mapped_by = ring_mapped_by(ring, 0);
-    send_hello(stream, bytes.mapped_by, "");
+    fill_handshake(&handshake, ring->header);
+    outlet_open(outlet, &handshake, make_hello(bytes.mapped_by, ""));
     uint32_t reason = bytes_run(&bytes);
     memset(counts, 0, sizeof *counts);
     uint64_t dropped = load64(&ring->header->dropped);
     counts->delivered = bytes.delivered;
-    counts->events = bytes.events;
+    counts->events = outlet->events;
     counts->emitted = load64(&ring->header->head) / EVENT_BYTES + dropped
                       - bytes.delivered_before;
     /* Nothing in such a ring says what was told of it, so its last drain tells all. */
     if (reason == CALLSIGHT_END_DONE)
         counts->dropped[CALLSIGHT_CAUSE_FULL] = dropped;
+    outlet_tell_dropped(outlet, sum_dropped(counts), 0);
+    outlet_finish(outlet, make_end(reason, counts, outlet->blocks));
+    bytes_release(&bytes);
+    counts->delivered -= bytes.taken;
     return reason;
 }

@@ -1,5 +1,21 @@
 /* The first and the last chunk of a stream: who sends, and what became of every record. */
 
+/* What the times of the ring mean. */
+static void fill_handshake(struct callsight_handshake *handshake,
+                           const struct callsight_ring_header *ring)
+{
+    memset(handshake, 0, sizeof *handshake);
+    memcpy(handshake->magic, CALLSIGHT_STREAM_MAGIC, sizeof handshake->magic);
+    handshake->version = CALLSIGHT_STREAM_VERSION;
+    handshake->event_size = EVENT_BYTES;
+    handshake->flags = ring->flags;
+    handshake->load_bias = ring->load_bias;
+    handshake->tick_hz = ring->tick_hz;
+    handshake->t0_ticks = ring->t0_ticks;
+    handshake->t0_ns = ring->t0_ns;
+    handshake->hook_ns = ring->hook_ns;
+}
+
 /* ---- Who sends ------------------------------------------------------------------------------ */
 
 struct fields {
@@ -94,8 +110,24 @@ static void add_process(struct fields *fields, uint32_t pid, const char *noted)
               read_build_id(link, build_id, sizeof build_id));
 }
 
+/* Which stream this is: the same on every connection of it. */
+static void add_stream(struct fields *fields)
+{
+    unsigned char id[CALLSIGHT_STREAM_ID_BYTES];
+    int random = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    int drawn = random >= 0 && read(random, id, sizeof id) == (ssize_t)sizeof id;
+    if (random >= 0)
+        close(random);
+    /* Without random bytes: no other drain has had our pid at this time. */
+    if (!drawn) {
+        put_le(id, now_ns(), 8);
+        put_le(id + 8, (uint64_t)time(NULL) << 32 | (uint32_t)getpid(), 8);
+    }
+    add_field(fields, CALLSIGHT_HELLO_STREAM, id, sizeof id);
+}
+
 /* What this machine is, and the first traced process (0 where it is not known). */
-static void send_hello(struct stream *stream, uint32_t pid, const char *noted)
+static const struct fields *make_hello(uint32_t pid, const char *noted)
 {
     static struct fields fields;
     struct utsname machine;
@@ -113,7 +145,8 @@ static void send_hello(struct stream *stream, uint32_t pid, const char *noted)
     add_field(&fields, CALLSIGHT_HELLO_CLOCK, text, count);
     if (pid != 0)
         add_process(&fields, pid, noted);
-    send_chunk(stream, CALLSIGHT_CHUNK_HELLO, fields.bytes, fields.count);
+    add_stream(&fields);
+    return &fields;
 }
 
 /* ---- The counts at the end ------------------------------------------------------------------ */
@@ -128,11 +161,6 @@ struct counts {
     uint64_t untold; /* of those dropped: not in the data yet */
 };
 
-static int is_call(const unsigned char *event)
-{
-    return event[KIND_AT] == CALLSIGHT_KIND_ENTER || event[KIND_AT] == CALLSIGHT_KIND_EXIT;
-}
-
 static const char *const cause_names[CALLSIGHT_CAUSES] = {
     "full", "no_slot", "reentrant", "fork",    "torn",      "budget",
     "io",   "stopped", "queue",     "unacked", "sink_dead", "rejected",
@@ -146,23 +174,41 @@ static uint64_t sum_dropped(const struct counts *counts)
     return sum;
 }
 
-static void send_end(struct stream *stream, uint32_t reason, const struct counts *counts)
+static void add_dropped(struct fields *fields, unsigned key, uint32_t cause, uint64_t events)
+{
+    unsigned char value[12];
+    put_le(value, cause, 4);
+    put_le(value + 4, events, 8);
+    if (events != 0)
+        add_field(fields, key, value, sizeof value);
+}
+
+/* `blocks` is the number of the last one. */
+static const struct fields *make_end(uint32_t reason, const struct counts *counts,
+                                     uint64_t blocks)
 {
     static struct fields fields;
     fields.count = 0;
-    send_dropped(stream, sum_dropped(counts));
     add_number(&fields, CALLSIGHT_END_REASON, reason, 4);
     add_number(&fields, CALLSIGHT_END_EMITTED, counts->emitted, 8);
     add_number(&fields, CALLSIGHT_END_DELIVERED, counts->delivered, 8);
-    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
-        unsigned char value[12];
-        put_le(value, cause, 4);
-        put_le(value + 4, counts->dropped[cause], 8);
-        if (counts->dropped[cause] != 0)
-            add_field(&fields, CALLSIGHT_END_DROPPED, value, sizeof value);
+    add_number(&fields, CALLSIGHT_END_BLOCKS, blocks, 8);
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+        add_dropped(&fields, CALLSIGHT_END_DROPPED, cause, counts->dropped[cause]);
+    return &fields;
+}
+
+/* Puts what was dropped, by cause, behind a number of it. */
+static void say_dropped(const uint64_t *dropped)
+{
+    const char *opening = " (";
+    for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
+        if (dropped[cause] == 0)
+            continue;
+        fprintf(stderr, "%s%s %" PRIu64, opening, cause_names[cause], dropped[cause]);
+        opening = ", ";
     }
-    send_chunk(stream, CALLSIGHT_CHUNK_END, fields.bytes, fields.count);
-    stream_finish(stream);
+    fputs(opening[1] == '(' ? "" : ")", stderr);
 }
 
 /* The last line: what became of every event; the rest, which should be none, is counted in
@@ -170,16 +216,10 @@ static void send_end(struct stream *stream, uint32_t reason, const struct counts
 static void say_counts(const struct counts *counts, uint32_t reason)
 {
     uint64_t dropped = sum_dropped(counts);
-    const char *opening = " (";
+    int64_t rest = (int64_t)(counts->emitted - counts->delivered - dropped);
     fprintf(stderr, "trace_stream: %s, %" PRIu64 " events forwarded, %" PRIu64 " dropped",
             reason == CALLSIGHT_END_DONE ? "done" : "stopped", counts->events, dropped);
-    for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
-        if (counts->dropped[cause] == 0)
-            continue;
-        fprintf(stderr, "%s%s %" PRIu64, opening, cause_names[cause], counts->dropped[cause]);
-        opening = ", ";
-    }
-    int64_t rest = (int64_t)(counts->emitted - counts->delivered - dropped);
-    fprintf(stderr, "%s, %s=%" PRId64 "\n", dropped != 0 ? ")" : "",
+    say_dropped(counts->dropped);
+    fprintf(stderr, ", %s=%" PRId64 "\n",
             reason == CALLSIGHT_END_DONE ? "unaccounted" : "left_in_ring", rest);
 }

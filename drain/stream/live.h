@@ -6,10 +6,10 @@
  * of raw events are sent, which are done with when the socket has them.
  */
 
-#define GREETING_NS (300 * MS)  /* how long a server of version 3 may take to greet */
-#define RESUME_NS (5 * SECOND)  /* ... and to say what it has of our stream */
+#define GREETING_NS (300 * MS) /* how long a server may take to greet that will be sent blocks */
+#define RESUME_NS (5 * SECOND) /* ... and to say what it has of our stream */
 #define RETRY_NS (100 * MS)
-#define DEAD_PEER_MS 6000       /* sent, and not even received by the other kernel */
+#define DEAD_PEER_MS 6000 /* sent, and not even received by the other kernel */
 
 enum live_state {
     LIVE_DOWN,
@@ -17,6 +17,13 @@ enum live_state {
     LIVE_OPENING,  /* says who is sending, and listens for a greeting */
     LIVE_RESUMING, /* greeted; waits for the first acknowledgement */
     LIVE_SENDING,
+};
+
+/* What the server is sent. */
+enum live_form {
+    FORM_UNKNOWN, /* it has not said yet */
+    FORM_RAW,
+    FORM_BLOCKS,
 };
 
 struct live {
@@ -28,22 +35,22 @@ struct live {
     int reconnects;
     int socket;
     enum live_state state;
-    int packs;    /* the server has greeted us, now or on an earlier connection */
-    int was_up;
+    enum live_form form;
+    int said_down;
+    int was_refused; /* it has failed to connect */
     uint64_t since_ns; /* when the state began; in LIVE_DOWN when it ends */
     uint64_t first_try_ns;
     size_t opening_count;
     size_t opening_sent;
-    unsigned char *opening; /* handshake and first chunk */
+    const unsigned char *opening; /* handshake and first chunk */
     uint32_t sent;          /* parcels at the front of the queue that the socket has */
     size_t sent_bytes;      /* of the parcel behind them */
-    uint64_t acknowledged;
     size_t heard_count;
     unsigned char heard[CALLSIGHT_REPLY_HEADER_BYTES + CALLSIGHT_REPLY_MAX_BYTES];
     void (*on_command)(uint32_t command);
 };
 
-static void live_prepare(struct live *live, const char *host, const char *port)
+static void live_prepare(struct live *live, const char *host, const char *port, int reconnects)
 {
     struct addrinfo hints;
     memset(&hints, 0, sizeof hints);
@@ -53,8 +60,8 @@ static void live_prepare(struct live *live, const char *host, const char *port)
         fail(EXIT_REFUSED, "find the server %s: %s", host, gai_strerror(error));
     live->host = host;
     live->port = port;
+    live->reconnects = reconnects;
     live->socket = -1;
-    live->sink.name = "live";
     live->sink.on = 1;
 }
 
@@ -73,21 +80,34 @@ static void live_close(struct live *live)
     live->sent_bytes = live->opening_sent = live->heard_count = 0;
 }
 
+/* This sink is at its end; `why` is for who reads the last lines. */
+static void live_end(struct live *live, const char *what, const char *why)
+{
+    snprintf(live->sink.why, sizeof live->sink.why, "%s %s port %s: %s", what, live->host,
+             live->port, why);
+    live_close(live);
+    live->state = LIVE_DOWN;
+}
+
 /* The connection is of no more use. Either another one is made, or this sink is at its end. */
 static void live_lost(struct live *live, const char *why)
 {
-    int was_up = live->state > LIVE_CONNECTING;
-    live_close(live);
-    if (live->reconnects && (live->packs || live->sink.delivered == 0)) {
-        if (was_up)
-            say("send to %s port %s: %s; connecting again", live->host, live->port, why);
+    /* A server that was sent raw events does not say which of them it has. */
+    if (live->reconnects && (live->form != FORM_RAW || live->sink.delivered == 0)) {
+        if (!live->said_down)
+            say("send to %s port %s: %s; trying to connect again", live->host, live->port, why);
+        live->said_down = 1;
+        live_close(live);
         live->state = LIVE_DOWN;
         live->since_ns = now_ns() + RETRY_NS;
         return;
     }
-    say("send to %s port %s: %s", live->host, live->port, why);
-    live->state = LIVE_DOWN;
-    sink_fail(&live->sink, CALLSIGHT_CAUSE_UNACKED);
+    live_end(live, "send to", why);
+}
+
+static int live_is_over(const struct live *live)
+{
+    return live->sink.why[0] != 0;
 }
 
 /* ---- Connecting ------------------------------------------------------------------------------ */
@@ -121,9 +141,16 @@ static void live_dial(struct live *live)
 /* Connecting has failed: again soon, but not for ever if that was not asked for. */
 static void live_refused(struct live *live, int error)
 {
-    if (!live->reconnects && now_ns() - live->first_try_ns >= CONNECT_TRIES_NS)
-        fail(EXIT_BROKEN, "connect to %s port %s: %s; is `callsight serve` running there?",
-             live->host, live->port, strerror(error));
+    char why[256];
+    live->was_refused = 1;
+    snprintf(why, sizeof why, "%s; is `callsight serve` running there?", strerror(error));
+    if (!live->reconnects && now_ns() - live->first_try_ns >= CONNECT_TRIES_NS) {
+        live_end(live, "connect to", why);
+        return;
+    }
+    if (live->reconnects && !live->said_down)
+        say("connect to %s port %s: %s Trying again", live->host, live->port, why);
+    live->said_down |= live->reconnects;
     live_close(live);
     live->state = LIVE_DOWN;
     live->since_ns = now_ns() + RETRY_NS;
@@ -135,13 +162,14 @@ static void live_connect(struct live *live)
     int error = live->socket < 0 ? errno : 0;
     if (error == 0 && connect(live->socket, address->ai_addr, address->ai_addrlen) != 0)
         error = errno;
-    if (error == 0 || error == EISCONN)
+    if (error == 0 || error == EISCONN) {
         live_enter(live, LIVE_OPENING);
-    else if (error == EINPROGRESS || error == EALREADY || error == EINTR) {
+    } else if (error == EINPROGRESS || error == EALREADY || error == EINTR) {
         if (now_ns() - live->since_ns >= CONNECT_TRIES_NS)
             live_refused(live, ETIMEDOUT);
-    } else
+    } else {
         live_refused(live, error);
+    }
 }
 
 /* ---- Sending --------------------------------------------------------------------------------- */
@@ -179,19 +207,19 @@ static void live_send_queue(struct live *live)
 
 /* ---- Listening ------------------------------------------------------------------------------- */
 
+/* The server has all up to `number`. On a new connection that may be more than this one has sent,
+ * later it cannot be. */
 static void live_acknowledge(struct live *live, uint64_t number)
 {
     struct parcel *parcel;
-    if (number > live->acknowledged)
-        live->acknowledged = number;
-    while ((parcel = sink_front(&live->sink)) != NULL && parcel->number <= number) {
+    int resumes = live->state == LIVE_RESUMING;
+    while ((parcel = sink_at(&live->sink, 0)) != NULL && parcel->number <= number
+           && (live->sent > 0 || (resumes && parcel->number != 0))) {
         if (live->sent > 0)
             live->sent--;
-        else
-            live->sent_bytes = 0;
         sink_delivered(&live->sink);
     }
-    if (live->state == LIVE_RESUMING)
+    if (resumes)
         live_enter(live, LIVE_SENDING);
 }
 
@@ -200,10 +228,11 @@ static void live_hear_one(struct live *live, uint32_t kind, const unsigned char 
 {
     if (kind == CALLSIGHT_REPLY_GREETING && count >= CALLSIGHT_GREETING_BYTES
         && memcmp(payload, CALLSIGHT_GREETING_MAGIC, 8) == 0) {
-        live->packs = 1;
+        live->form = FORM_BLOCKS;
+        live->said_down = 0;
         if (live->state == LIVE_OPENING)
             live_enter(live, LIVE_RESUMING);
-    } else if (kind == CALLSIGHT_REPLY_ACKNOWLEDGE && count >= 8 && live->packs) {
+    } else if (kind == CALLSIGHT_REPLY_ACKNOWLEDGE && count >= 8 && live->form == FORM_BLOCKS) {
         live_acknowledge(live, get_le(payload, 8));
     } else if (kind == CALLSIGHT_REPLY_COMMAND && count >= 4 && live->on_command != NULL) {
         live->on_command((uint32_t)get_le(payload, 4));
@@ -252,23 +281,30 @@ static void live_hear(struct live *live)
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
+/* Nobody has greeted us in time: a server that knows raw events only. Blocks that were made while
+ * we did not know are not for it. */
+static void live_speak_raw(struct live *live)
+{
+    if (live->form == FORM_BLOCKS) {
+        live_lost(live, "the server does not greet any more");
+        return;
+    }
+    while (live->sink.count > 0 && live->form == FORM_UNKNOWN)
+        sink_drop(&live->sink, CALLSIGHT_CAUSE_REJECTED);
+    live->form = FORM_RAW;
+    live_enter(live, LIVE_SENDING);
+}
+
 static void live_open(struct live *live)
 {
-    if (live->opening_sent < live->opening_count)
-        live->opening_sent += live_send(live, live->opening + live->opening_sent,
-                                        live->opening_count - live->opening_sent);
-    if (live->state != LIVE_OPENING || now_ns() - live->since_ns < GREETING_NS)
-        return;
-    if (live->packs)
-        live_lost(live, "the server greets no more");
-    else
-        live_enter(live, LIVE_SENDING);
+    live->opening_sent += live_send(live, live->opening + live->opening_sent,
+                                    live->opening_count - live->opening_sent);
 }
 
 /* Does what can be done at once. */
 static void live_pump(struct live *live)
 {
-    if (!live->sink.on || live->sink.dead)
+    if (!sink_works(&live->sink) || live_is_over(live))
         return;
     if (live->state == LIVE_DOWN && now_ns() >= live->since_ns)
         live_dial(live);
@@ -276,20 +312,47 @@ static void live_pump(struct live *live)
         live_connect(live);
     if (live->state >= LIVE_OPENING)
         live_hear(live);
-    if (live->state == LIVE_OPENING || (live->state == LIVE_RESUMING
-                                        && live->opening_sent < live->opening_count))
+    if (live->state >= LIVE_OPENING && live->opening_sent < live->opening_count)
         live_open(live);
+    if (live->state == LIVE_OPENING && now_ns() - live->since_ns >= GREETING_NS)
+        live_speak_raw(live);
     if (live->state == LIVE_RESUMING && now_ns() - live->since_ns > RESUME_NS)
         live_lost(live, "the server greets, but does not say what it has");
-    if (live->state == LIVE_SENDING)
+    if (live->state == LIVE_SENDING && live->opening_sent == live->opening_count)
         live_send_queue(live);
 }
 
-/* What to wait for before the next pump; -1 for no socket. */
-static int live_poll(const struct live *live, short *events)
+/* What to wait for before the next pump; the socket is -1 for none. */
+static struct pollfd live_poll(const struct live *live)
 {
     int sends = live->state == LIVE_CONNECTING || live->opening_sent < live->opening_count
                 || (live->state == LIVE_SENDING && sink_at(&live->sink, live->sent) != NULL);
-    *events = (short)(POLLIN | (sends ? POLLOUT : 0));
-    return live->sink.dead ? -1 : live->socket;
+    struct pollfd ready = { live->socket, (short)(POLLIN | (sends ? POLLOUT : 0)), 0 };
+    return ready;
+}
+
+/* Ends a stream that no acknowledgement ends, and gives the server a moment to take what is under
+ * way; 0 if it is known that it did not. */
+static int live_finish_raw(struct live *live)
+{
+    uint64_t begin = now_ns(), now = begin;
+    shutdown(live->socket, SHUT_WR);
+    for (; now - begin < 3 * SECOND; now = now_ns()) {
+        struct pollfd ready = { live->socket, POLLIN, 0 };
+        char ignored[512];
+        int unsent = 0;
+        if (poll(&ready, 1, 50) > 0) {
+            ssize_t count = recv(live->socket, ignored, sizeof ignored, MSG_DONTWAIT);
+            if (count < 0 && errno != EAGAIN && errno != EINTR) {
+                live_end(live, "end the stream to", strerror(errno));
+                return 0;
+            }
+            if (count == 0)
+                break;
+        }
+        /* Some servers never close; once their kernel has it all, we need not stay. */
+        if (ioctl(live->socket, TIOCOUTQ, &unsent) == 0 && unsent == 0 && now - begin > 300 * MS)
+            break;
+    }
+    return 1;
 }

@@ -29,7 +29,7 @@ static void page_meet(struct pool *pool, uint32_t index, uint32_t pid)
     page->first = header.first;
     page->lost_total = header.lost_total;
     page->read = header.read;
-    page->stuck_at = 0;
+    page->stuck_at = page->torn = 0;
     page->last_ts = 0;
     memcpy(page->lost_before, header.lost_before, sizeof page->lost_before);
     const struct slot *slot = &pool->slots[page->slot];
@@ -99,7 +99,8 @@ static void look(struct pool *pool, int at_all, int second)
             bits = load64(free_bits_at(pool, index));
         if (!at_all && !pool->pages[index].known && (bits >> index % 64 & 1) != 0)
             continue;
-        if (page_look(pool, index) && page_counts(pool, index, second))
+        if (page_look(pool, index) && page_counts(pool, index, second)
+            && !pool->pages[index].over)
             pool->order[pool->order_count++] = (uint16_t)index;
     }
 }

@@ -1,4 +1,4 @@
-/* Version 3 of the ring: from the slots of a page to the chunk.
+/* Version 3 of the ring: from the slots of a page to the outlet.
  *
  * In: `order`. Out: each writer's records in its own order, with a loss note where a slot was
  * reserved and never stored.
@@ -23,31 +23,44 @@ static void hear_loss(struct pool *pool, const unsigned char *last)
     pool->told[cause < CALLSIGHT_RING_CAUSES ? cause : CALLSIGHT_CAUSE_FULL] += get_le(note + 6, 8);
 }
 
-/* Copies whole events from `read` on, as far as they and the chunk reach. */
-static void copy_events(struct pool *pool, uint32_t index)
+/* Takes whole events from `read` on, as far as they reach. */
+static void take_events(struct pool *pool, uint32_t index)
 {
     struct page *page = &pool->pages[index];
-    struct stream *stream = pool->stream;
     const unsigned char *bytes = page_bytes_at(pool, index);
     uint32_t end = pool->ring->layout.page_bytes, from = page->read;
-    size_t room = sizeof stream->raw - stream->raw_bytes;
+    struct feed feed = feed_of(pool, index);
+    struct callsight_event event;
     uint64_t ts;
-    while (page->read < end && room >= EVENT_BYTES && (ts = slot_ts(bytes + page->read)) != 0) {
-        unsigned char *out = stream->raw + stream->raw_bytes;
-        memcpy(out, bytes + page->read, EVENT_BYTES);
-        memcpy(out, &ts, sizeof ts);
-        if (is_call(out))
-            pool->chunk_events++;
-        else if (page->read >= PAGE_START + (LOSS_PIECES - 1) * EVENT_BYTES)
+    while (page->read < end && (ts = slot_ts(bytes + page->read)) != 0) {
+        memcpy(&event, bytes + page->read, EVENT_BYTES);
+        event.ts = ts;
+        if (event.kind == CALLSIGHT_KIND_MARKER
+            && page->read >= PAGE_START + (LOSS_PIECES - 1) * EVENT_BYTES)
             hear_loss(pool, bytes + page->read);
-        stream->raw_bytes += EVENT_BYTES;
-        room -= EVENT_BYTES;
+        outlet_take(pool->outlet, &feed, &event);
         page->read += EVENT_BYTES;
         page->last_ts = ts;
+        feed.number++;
+        feed.part.read = page->read;
     }
-    pool->chunk_records += (page->read - from) / EVENT_BYTES;
+    pool->delivered += (page->read - from) / EVENT_BYTES;
+    pool->moved += (page->read - from) / EVENT_BYTES;
     if (page->read != from)
-        page_pend(pool, index);
+        outlet_hold(pool->outlet, &feed, 0);
+}
+
+/* Gives up `count` slots that were reserved and never stored. */
+static void give_up_slots(struct pool *pool, uint32_t index, uint32_t count)
+{
+    struct page *page = &pool->pages[index];
+    struct loss loss = { CALLSIGHT_CAUSE_TORN, count, page->last_ts, 0, 0 };
+    struct feed feed = feed_of(pool, index);
+    tell_loss(pool, &feed, &loss);
+    page->read += count * EVENT_BYTES;
+    page->torn += count;
+    feed.part.read = page->read;
+    outlet_hold(pool->outlet, &feed, count);
 }
 
 /* How many slots from `at` on have no time; `count` when none has. */
@@ -136,12 +149,16 @@ static uint32_t torn_slots(struct pool *pool, uint32_t index, int dead)
     return reserved;
 }
 
-/* Takes note that all of a page is in the chunk, and of the number its successor will have. */
+/* Takes note that all of a page was taken, and of the number its successor will have. */
 static void page_end(struct pool *pool, uint32_t index)
 {
     const struct page *page = &pool->pages[index];
     struct slot *slot = &pool->slots[page->slot];
     uint64_t next = page->first + (page->read - PAGE_START) / EVENT_BYTES;
+    struct feed feed = feed_of(pool, index);
+    outlet_hold(pool->outlet, &feed, 0);
+    pool->held++;
+    slot->torn = page->torn + (same_writer(slot, page) ? slot->torn : 0);
     if (!same_writer(slot, page) || next > slot->next) {
         slot->pid = page->pid;
         slot->tid = page->tid;
@@ -151,11 +168,10 @@ static void page_end(struct pool *pool, uint32_t index)
         memcpy(slot->lost_before, page->lost_before, sizeof slot->lost_before);
     }
     slot->last_ts = page->last_ts;
-    page_pend(pool, index);
 }
 
-/* Moves what a page holds into the chunk; 0 when an event of it is still to come, and the
- * writer's next page must wait. */
+/* Takes what a page holds; 0 when an event of it is still to come, and the writer's next page must
+ * wait. */
 static int page_move(struct pool *pool, uint32_t index)
 {
     struct page *page = &pool->pages[index];
@@ -165,19 +181,13 @@ static int page_move(struct pool *pool, uint32_t index)
     uint64_t owner = load64(&page_header(pool, index)->owner);
     page->retired = (owner & CALLSIGHT_PAGE_RETIRED) != 0;
     while (!page->over) {
-        chunk_room(pool, EVENT_BYTES);
-        copy_events(pool, index);
-        if (page->read == end || slot_ts(page_bytes_at(pool, index) + page->read) != 0) {
-            if (page->read == end)
-                break;
-            continue; /* the chunk is full */
-        }
+        take_events(pool, index);
+        if (page->read == end)
+            break;
         uint32_t torn = torn_slots(pool, index, dead);
         if (torn == 0)
             break;
-        note_torn(pool, page, torn);
-        page->read += torn * EVENT_BYTES;
-        page_pend(pool, index);
+        give_up_slots(pool, index, torn);
     }
     page->over |= page->read == end && (page->retired || dead);
     if (page->over)
@@ -185,11 +195,15 @@ static int page_move(struct pool *pool, uint32_t index)
     return page->over || page->read == end;
 }
 
-/* Moves everything there is at this moment. */
+/* Takes everything there is at this moment, as far as the sinks have room. */
 static void pool_pass(struct pool *pool, int at_all)
 {
     pool->now_ns = now_ns();
     pool->moved = pool->stuck = 0;
+    outlet_pump(pool->outlet);
+    pool_release(pool);
+    if (!outlet_has_room(pool->outlet))
+        return;
     pool->look++;
     pool->out_of_step = 0;
     look(pool, at_all, 0);
@@ -198,11 +212,13 @@ static void pool_pass(struct pool *pool, int at_all)
         look(pool, 1, 1);
     sort_pages(pool);
     const struct page *waiting = NULL;
-    for (uint32_t at = 0; at < pool->order_count; at++) {
+    for (uint32_t at = 0; at < pool->order_count && outlet_has_room(pool->outlet); at++) {
         const struct page *page = &pool->pages[pool->order[at]];
         int behind = waiting != NULL && waiting->slot == page->slot && waiting->tid == page->tid;
         if (!behind && !page_move(pool, pool->order[at]))
             waiting = page;
     }
-    chunk_send(pool);
+    outlet_seal_old(pool->outlet);
+    outlet_pump(pool->outlet);
+    pool_release(pool);
 }

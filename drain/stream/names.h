@@ -52,9 +52,10 @@ static void tell_name(struct pool *pool, uint32_t index)
     memcpy(slot->name, name, sizeof name);
     put_le(note, count, 2);
     memcpy(note + 2, name, count);
-    chunk_note(pool, page->tid, page->last_ts, CALLSIGHT_NOTE_THREAD_NAME, note,
-               (uint32_t)((count + 2 + CALLSIGHT_NOTE_PIECE_BYTES - 1)
-                          / CALLSIGHT_NOTE_PIECE_BYTES));
+    struct feed feed = feed_of(pool, index);
+    tell_note(pool, &feed, page->last_ts, CALLSIGHT_NOTE_THREAD_NAME, note,
+              (uint32_t)((count + 2 + CALLSIGHT_NOTE_PIECE_BYTES - 1)
+                         / CALLSIGHT_NOTE_PIECE_BYTES));
 }
 
 /* Tells the names of the threads that write now, where they have changed. */
@@ -65,7 +66,6 @@ static void tell_names(struct pool *pool)
         if (page->known && !page->retired && !page->over)
             tell_name(pool, index);
     }
-    chunk_send(pool);
 }
 
 /* Puts the note that begins at `at`, and ends before `end`, into `note`; returns whether it is

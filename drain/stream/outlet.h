@@ -8,34 +8,44 @@
 
 #define PACKERS 24u
 #define BLOCK_AGE_NS (5 * MS) /* how long a record may wait for others of its writer */
+#define MEETING_NS (500 * MS) /* how long the file waits for the server to say what it takes */
+#define PROMPT_PARCELS 256u   /* with more in every queue, blocks wait until they are full */
 
-/* The writer of a record. */
 struct writer_id {
     uint64_t start;
     uint32_t pid;
     uint32_t tid;
 };
 
+/* Where records come from. */
+struct feed {
+    struct writer_id writer;
+    uint64_t number;     /* of the next record */
+    uint64_t lost_total; /* before it */
+    uint32_t lost[4];
+    int numbered; /* 0 in a version 2 ring, which has no pages either */
+    struct part part; /* all before the next record */
+};
+
 /* A block that is being filled, and what it holds of the ring. */
 struct packer {
     struct pack *pack; /* NULL until it is first used */
     struct writer_id writer;
-    uint64_t begun_ns;
-    uint32_t torn;
-    uint32_t part_count;
-    uint32_t part_room;
-    struct part *parts;
     int filling;
+    int numbered;
+    uint64_t begun_ns;
+    uint32_t records;
+    uint32_t torn;
+    struct parts parts;
 };
 
-/* Raw events for a server of version 2. */
+/* Raw events for a server of version 2. Holds parts of pages only where no blocks are made. */
 struct raw {
     size_t count;
     uint64_t events;
     uint32_t records;
     uint32_t torn;
-    uint32_t part_count;
-    struct part *parts; /* one a page at most */
+    struct parts parts;
     unsigned char bytes[CALLSIGHT_CHUNK_RAW_BYTES];
 };
 
@@ -43,100 +53,498 @@ struct outlet {
     struct live live;
     struct save save;
     ZSTD_CCtx *zstd;
-    unsigned char *block;    /* PACK_MAX_BYTES */
-    unsigned char *squeezed; /* ZSTD_compressBound of that */
+    unsigned char *opening; /* handshake and first chunk, for both sinks */
+    unsigned char *block;   /* PACK_MAX_BYTES */
+    unsigned char *squeezed;
+    int makes_raw;    /* the live sink takes raw events */
+    int makes_blocks; /* some sink takes blocks */
     struct raw raw;
+    struct packer *current; /* that took the last record */
     struct packer packers[PACKERS];
     struct parcel *oldest; /* that holds parts of pages */
     struct parcel *newest;
+    uint64_t added;  /* parcels, and how many of them were given back */
+    uint64_t given;
     uint64_t blocks; /* how many were made */
+    uint64_t events; /* enters and exits that were taken */
+    uint64_t dropped_told;
+    uint64_t opened_ns;
     uint64_t now_ns;
 };
 
-/* ---- Parcels and pages ------------------------------------------------------------------------ */
+/* ---- Parcels --------------------------------------------------------------------------------- */
 
-/* Gives the parts of pages back that the oldest parcels hold, as far as sinks have them, and of
- * `forced` more parcels. `give_back` gets each part once, in the order they were read. */
-static void outlet_release(struct outlet *outlet, uint32_t forced,
-                           void (*give_back)(void *, const struct parcel *), void *to)
+static void outlet_prepare(struct outlet *outlet)
 {
-    struct parcel *parcel;
-    while ((parcel = outlet->oldest) != NULL && (parcel->settled || forced > 0)) {
-        if (!parcel->settled)
-            forced--;
-        outlet->oldest = parcel->next;
-        if (outlet->oldest == NULL)
-            outlet->newest = NULL;
-        give_back(to, parcel);
-        parcel->released = 1;
-        parcel_done(parcel);
-    }
+    crc_prepare();
+    outlet->zstd = ZSTD_createCCtx();
+    outlet->block = get_memory(NULL, PACK_MAX_BYTES);
+    outlet->squeezed = get_memory(NULL, ZSTD_compressBound(PACK_MAX_BYTES));
+    if (outlet->zstd == NULL)
+        fail(EXIT_BROKEN, "get memory for the compressor: there is none left");
+}
+
+/* Puts a chunk to `out`, which has room for ZSTD_compressBound more; returns its size. */
+static size_t outlet_squeeze(struct outlet *outlet, uint32_t kind, const void *raw,
+                             size_t raw_bytes, unsigned char *out)
+{
+    struct callsight_chunk_header header = { kind, (uint32_t)raw_bytes, 0 };
+    size_t squeezed = ZSTD_compressCCtx(outlet->zstd, out + sizeof header,
+                                        ZSTD_compressBound(raw_bytes), raw, raw_bytes, 1);
+    if (ZSTD_isError(squeezed))
+        fail(EXIT_BROKEN, "compress %zu bytes: %s", raw_bytes, ZSTD_getErrorName(squeezed));
+    header.zstd_len = (uint32_t)squeezed;
+    memcpy(out, &header, sizeof header);
+    return sizeof header + squeezed;
 }
 
 /* A chunk as a parcel, handed to no sink yet. */
 static struct parcel *outlet_chunk(struct outlet *outlet, uint32_t kind, const void *raw,
-                                   size_t raw_bytes, uint32_t parts)
+                                   size_t raw_bytes, struct parts *parts)
 {
-    struct callsight_chunk_header header = { kind, (uint32_t)raw_bytes, 0 };
-    size_t squeezed = ZSTD_compressCCtx(outlet->zstd, outlet->squeezed,
-                                        ZSTD_compressBound(PACK_MAX_BYTES), raw, raw_bytes, 1);
-    if (ZSTD_isError(squeezed))
-        fail(EXIT_BROKEN, "compress %zu bytes: %s", raw_bytes, ZSTD_getErrorName(squeezed));
-    header.zstd_len = (uint32_t)squeezed;
-    struct parcel *parcel = parcel_new(sizeof header + squeezed, parts);
-    memcpy(parcel->bytes, &header, sizeof header);
-    memcpy(parcel->bytes + sizeof header, outlet->squeezed, squeezed);
-    parcel->count = sizeof header + squeezed;
+    size_t room = sizeof(struct callsight_chunk_header) + ZSTD_compressBound(raw_bytes);
+    struct parcel *parcel = parcel_new(room, parts);
+    parcel->count = outlet_squeeze(outlet, kind, raw, raw_bytes, parcel->bytes);
+    parcel->bytes = get_memory(parcel->bytes, parcel->count);
     return parcel;
 }
 
-/* Puts a parcel behind the others that hold parts of pages. One that no sink took is settled: it
- * is counted there. */
+/* Puts a parcel behind the others that hold parts of pages. */
 static void outlet_add(struct outlet *outlet, struct parcel *parcel)
 {
-    parcel->settled = parcel->users == 0;
     if (outlet->newest != NULL)
         outlet->newest->next = parcel;
     else
         outlet->oldest = parcel;
     outlet->newest = parcel;
+    outlet->added++;
 }
 
-/* Whether some sink could take another parcel. */
-static int outlet_has_room(const struct outlet *outlet)
+/* Whether what a parcel holds may be given back: a sink has it, or none ever will. In the end of
+ * all sinks it stays in the ring. */
+static int outlet_is_settled(const struct outlet *outlet, const struct parcel *parcel)
 {
-    return sink_has_room(&outlet->live.sink) || sink_has_room(&outlet->save.sink);
+    int works = sink_works(&outlet->live.sink) || sink_works(&outlet->save.sink);
+    return parcel->settled || (parcel->users == 0 && works);
 }
 
-/* Whether the live sink wants raw events: its server has not greeted us. */
-static int outlet_wants_raw(const struct outlet *outlet)
+/* The oldest parcel that is settled, or that is `wanted` all the same; NULL for none. The caller
+ * gives its parts back, then it may be freed. */
+static struct parcel *outlet_release(struct outlet *outlet, int wanted)
 {
-    return outlet->live.sink.on && !outlet->live.packs;
+    struct parcel *parcel = outlet->oldest;
+    if (parcel == NULL || (!wanted && !outlet_is_settled(outlet, parcel)))
+        return NULL;
+    outlet->oldest = parcel->next;
+    if (outlet->oldest == NULL)
+        outlet->newest = NULL;
+    parcel->released = 1;
+    outlet->given++;
+    return parcel;
 }
 
-static int outlet_wants_blocks(const struct outlet *outlet)
-{
-    return outlet->save.sink.on || outlet->live.packs;
-}
+/* ---- Raw events ------------------------------------------------------------------------------ */
 
-/* ---- Raw events ------------------------------------------------------------------------------- */
-
-static void outlet_send_raw(struct outlet *outlet)
+static void raw_send(struct outlet *outlet)
 {
     struct raw *raw = &outlet->raw;
-    if (raw->count == 0 && raw->part_count == 0 && raw->torn == 0)
+    if (raw->count == 0 && raw->parts.count == 0 && raw->torn == 0)
         return;
     struct parcel *parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_EVENTS, raw->bytes, raw->count,
-                                         raw->part_count);
+                                         &raw->parts);
     parcel->events = raw->events;
-    if (!outlet_wants_blocks(outlet)) {
-        parcel->records = raw->records;
-        parcel->torn = raw->torn;
-        parcel->part_count = raw->part_count;
-        memcpy(parcel->parts, raw->parts, raw->part_count * sizeof *raw->parts);
-    }
+    parcel->records = raw->records;
+    parcel->torn = raw->torn;
     if (raw->count > 0)
         sink_offer(&outlet->live.sink, parcel);
+    /* One that works is given blocks of the same events. */
+    if (outlet->save.sink.dead)
+        sink_offer(&outlet->save.sink, parcel);
     outlet_add(outlet, parcel);
-    raw->count = raw->events = raw->records = raw->torn = raw->part_count = 0;
+    raw->count = 0;
+    raw->events = 0;
+    raw->records = raw->torn = 0;
+}
+
+/* Makes room for `count` more bytes of `feed`. */
+static void raw_room(struct outlet *outlet, const struct feed *feed, size_t count)
+{
+    if (sizeof outlet->raw.bytes - outlet->raw.count >= count)
+        return;
+    if (!outlet->makes_blocks && feed->numbered)
+        parts_add(&outlet->raw.parts, &feed->part);
+    raw_send(outlet);
+}
+
+static void raw_add(struct outlet *outlet, const struct callsight_event *event)
+{
+    memcpy(outlet->raw.bytes + outlet->raw.count, event, EVENT_BYTES);
+    outlet->raw.count += EVENT_BYTES;
+}
+
+/* ---- Blocks ---------------------------------------------------------------------------------- */
+
+/* Hands a block to the live sink, unless it was given the same events raw, or has just turned out
+ * to take raw events only. */
+static void block_to_live(struct outlet *outlet, struct parcel *parcel)
+{
+    struct live *live = &outlet->live;
+    if (outlet->makes_raw)
+        return;
+    if (sink_works(&live->sink) && live->form == FORM_RAW)
+        live->sink.dropped[CALLSIGHT_CAUSE_REJECTED] += parcel->events;
+    else
+        sink_offer(&live->sink, parcel);
+}
+
+static void packer_seal(struct outlet *outlet, struct packer *packer)
+{
+    struct callsight_block_header *header = &packer->pack->header;
+    struct parcel *parcel;
+    packer->filling = 0;
+    if (outlet->current == packer)
+        outlet->current = NULL;
+    if (header->records == 0) {
+        parcel = parcel_new(0, &packer->parts);
+    } else {
+        header->number = ++outlet->blocks;
+        header->numbered = packer->numbered ? header->numbered : 0;
+        size_t count = pack_block(packer->pack, outlet->block);
+        parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_BLOCK, outlet->block, count, &packer->parts);
+        parcel->number = header->number;
+        parcel->events = header->calls;
+        block_to_live(outlet, parcel);
+        sink_offer(&outlet->save.sink, parcel);
+    }
+    parcel->records = packer->records;
+    parcel->torn = packer->torn;
+    packer->records = packer->torn = 0;
+    outlet_add(outlet, parcel);
+}
+
+static int packer_is_of(const struct packer *packer, const struct writer_id *writer)
+{
+    return packer->filling && packer->writer.tid == writer->tid
+           && packer->writer.pid == writer->pid && packer->writer.start == writer->start;
+}
+
+/* Whether the next record of `feed` follows the last one of the block. */
+static int packer_goes_on(const struct packer *packer, const struct feed *feed)
+{
+    const struct callsight_block_header *header = &packer->pack->header;
+    return !feed->numbered || header->first + header->numbered == feed->number;
+}
+
+static void packer_begin(struct packer *packer, const struct feed *feed, uint64_t now_ns)
+{
+    struct callsight_block_header header;
+    memset(&header, 0, sizeof header);
+    header.start = feed->writer.start;
+    header.pid = feed->writer.pid;
+    header.tid = feed->writer.tid;
+    header.first = feed->number;
+    header.lost_total = feed->lost_total;
+    memcpy(header.lost, feed->lost, sizeof header.lost);
+    if (packer->pack == NULL)
+        packer->pack = get_memory(NULL, sizeof *packer->pack);
+    pack_begin(packer->pack, &header);
+    packer->writer = feed->writer;
+    packer->filling = 1;
+    packer->numbered = feed->numbered;
+    packer->begun_ns = now_ns;
+}
+
+/* The packer that takes the next record of `feed`. What a former life of the thread id has left is
+ * sealed before this one's block is begun. */
+static struct packer *outlet_find_packer(struct outlet *outlet, const struct feed *feed)
+{
+    struct packer *chosen = NULL;
+    for (struct packer *at = outlet->packers; at < outlet->packers + PACKERS; at++) {
+        if (at->filling && at->writer.tid == feed->writer.tid
+            && at->writer.pid == feed->writer.pid) {
+            if (packer_is_of(at, &feed->writer) && packer_goes_on(at, feed)
+                && pack_has_room(at->pack))
+                return at;
+            if (feed->numbered && packer_is_of(at, &feed->writer))
+                parts_add(&at->parts, &feed->part);
+            packer_seal(outlet, at);
+        }
+        if (chosen == NULL || (chosen->filling && (!at->filling
+                                                   || at->begun_ns < chosen->begun_ns)))
+            chosen = at;
+    }
+    if (chosen->filling)
+        packer_seal(outlet, chosen);
+    packer_begin(chosen, feed, outlet->now_ns);
+    return chosen;
+}
+
+static struct packer *outlet_packer(struct outlet *outlet, const struct feed *feed)
+{
+    struct packer *packer = outlet->current;
+    if (packer == NULL || !packer_is_of(packer, &feed->writer) || !packer_goes_on(packer, feed)
+        || !pack_has_room(packer->pack))
+        packer = outlet->current = outlet_find_packer(outlet, feed);
+    return packer;
+}
+
+/* ---- What comes in --------------------------------------------------------------------------- */
+
+/* Takes the next record of `feed`. */
+static void outlet_take(struct outlet *outlet, const struct feed *feed,
+                        const struct callsight_event *event)
+{
+    int is_call = event->kind == CALLSIGHT_KIND_ENTER || event->kind == CALLSIGHT_KIND_EXIT;
+    outlet->events += (uint64_t)is_call;
+    if (outlet->makes_raw) {
+        raw_room(outlet, feed, EVENT_BYTES);
+        raw_add(outlet, event);
+        outlet->raw.events += (uint64_t)is_call;
+        outlet->raw.records += !outlet->makes_blocks && feed->numbered;
+    }
+    if (outlet->makes_blocks) {
+        struct packer *packer = outlet_packer(outlet, feed);
+        pack_record(packer->pack, event, 0);
+        packer->records += (uint32_t)feed->numbered;
+    }
+}
+
+/* Takes `count` records that the drain itself says of the writer of `feed`. */
+static void outlet_note(struct outlet *outlet, const struct feed *feed,
+                        const struct callsight_event *events, uint32_t count)
+{
+    if (outlet->makes_raw)
+        raw_room(outlet, feed, count * EVENT_BYTES);
+    for (uint32_t at = 0; at < count; at++) {
+        if (outlet->makes_raw)
+            raw_add(outlet, &events[at]);
+        if (outlet->makes_blocks)
+            pack_record(outlet_packer(outlet, feed)->pack, &events[at], 1);
+    }
+}
+
+/* Takes note of how far the page of `feed` was read, and how many events of it were torn. */
+static void outlet_hold(struct outlet *outlet, const struct feed *feed, uint32_t torn)
+{
+    if (!outlet->makes_blocks) {
+        parts_add(&outlet->raw.parts, &feed->part);
+        outlet->raw.torn += torn;
+        return;
+    }
+    for (struct packer *at = outlet->packers; at < outlet->packers + PACKERS; at++)
+        if (packer_is_of(at, &feed->writer)) {
+            parts_add(&at->parts, &feed->part);
+            at->torn += torn;
+            return;
+        }
+    struct parts parts = { 0, 0, NULL };
+    parts_add(&parts, &feed->part);
+    struct parcel *parcel = parcel_new(0, &parts);
+    parcel->torn = torn;
+    outlet_add(outlet, parcel);
+}
+
+/* ---- What goes out --------------------------------------------------------------------------- */
+
+static void outlet_seal_all(struct outlet *outlet)
+{
+    raw_send(outlet);
+    for (struct packer *at = outlet->packers; at < outlet->packers + PACKERS; at++)
+        if (at->filling)
+            packer_seal(outlet, at);
+}
+
+/* Seals what has waited long enough for more. */
+static void outlet_seal_old(struct outlet *outlet)
+{
+    int live_waits = !sink_works(&outlet->live.sink) || outlet->live.sink.count > PROMPT_PARCELS;
+    int save_waits = !sink_works(&outlet->save.sink) || outlet->save.sink.count > PROMPT_PARCELS;
+    raw_send(outlet);
+    if (live_waits && save_waits)
+        return;
+    for (struct packer *at = outlet->packers; at < outlet->packers + PACKERS; at++)
+        if (at->filling && outlet->now_ns - at->begun_ns >= BLOCK_AGE_NS)
+            packer_seal(outlet, at);
+}
+
+/* Whether records should be taken: some sink has room for them, and it is known in which form the
+ * server wants them. Where that takes long, or the server is not there, the file does not wait. */
+static int outlet_has_room(const struct outlet *outlet)
+{
+    const struct live *live = &outlet->live;
+    int meets = sink_works(&live->sink) && live->form == FORM_UNKNOWN;
+    int waits = meets && !live->was_refused && outlet->now_ns - outlet->opened_ns < MEETING_NS;
+    return (sink_has_room(&outlet->save.sink) && !waits) || (sink_has_room(&live->sink) && !meets);
+}
+
+/* Whether no sink is left. */
+static int outlet_is_dead(const struct outlet *outlet)
+{
+    return !sink_works(&outlet->live.sink) && !sink_works(&outlet->save.sink);
+}
+
+/* Whether all that was taken is where it should be, and more could be. */
+static int outlet_is_idle(const struct outlet *outlet)
+{
+    return outlet_has_room(outlet) && outlet->oldest == NULL && outlet->live.sink.count == 0
+           && outlet->save.sink.count == 0;
+}
+
+/* The live sink has ended. What it had not acknowledged is in the other sink, or in the ring as
+ * far as its pages were not given back. */
+static void outlet_bury_live(struct outlet *outlet)
+{
+    struct live *live = &outlet->live;
+    uint64_t gone = sink_only_here(&live->sink);
+    int alone = !sink_works(&outlet->save.sink);
+    if (!alone)
+        say("%s; the capture in %s goes on", live->sink.why, outlet->save.folder);
+    else if (gone == 0)
+        say("%s; what it does not have is still in the ring, for the next trace_stream",
+            live->sink.why);
+    else
+        say("%s; %" PRIu64 " events that it has not acknowledged are lost, the rest is still in "
+            "the ring, for the next trace_stream", live->sink.why, gone);
+    sink_fail(&live->sink, CALLSIGHT_CAUSE_UNACKED);
+}
+
+/* Does for the sinks what can be done at once. */
+static void outlet_pump(struct outlet *outlet)
+{
+    struct live *live = &outlet->live;
+    outlet->now_ns = now_ns();
+    if (live->sink.on)
+        live_pump(live);
+    save_pump(&outlet->save);
+    if (sink_works(&live->sink) && live_is_over(live))
+        outlet_bury_live(outlet);
+    int makes_raw = sink_works(&live->sink) && live->form == FORM_RAW;
+    int makes_blocks = sink_works(&outlet->save.sink)
+                       || (sink_works(&live->sink) && live->form != FORM_RAW);
+    if (makes_raw != outlet->makes_raw || makes_blocks != outlet->makes_blocks)
+        outlet_seal_all(outlet);
+    outlet->makes_raw = makes_raw;
+    outlet->makes_blocks = makes_blocks;
+}
+
+/* Waits until a sink can go on, a signal comes, or the time is over. */
+static void outlet_wait(struct outlet *outlet, uint64_t ns)
+{
+    struct timespec time = { (time_t)(ns / SECOND), (long)(ns % SECOND) };
+    struct pollfd ready[2] = { { -1, 0, 0 }, { -1, 0, 0 } };
+    if (sink_works(&outlet->live.sink))
+        ready[0] = live_poll(&outlet->live);
+    if (outlet->save.sink.on)
+        ready[1] = save_poll(&outlet->save);
+    ppoll(ready, 2, &time, NULL);
+}
+
+/* ---- Beginning and end ----------------------------------------------------------------------- */
+
+/* Says who sends, to every sink. */
+static void outlet_open(struct outlet *outlet, const struct callsight_handshake *handshake,
+                        const struct fields *hello)
+{
+    size_t count = sizeof *handshake;
+    outlet->opening = get_memory(NULL, count + sizeof(struct callsight_chunk_header)
+                                           + ZSTD_compressBound(hello->count));
+    memcpy(outlet->opening, handshake, count);
+    count += outlet_squeeze(outlet, CALLSIGHT_CHUNK_HELLO, hello->bytes, hello->count,
+                            outlet->opening + count);
+    outlet->live.opening = outlet->save.opening = outlet->opening;
+    outlet->live.opening_count = outlet->save.opening_count = count;
+    outlet->opened_ns = now_ns();
+    outlet_pump(outlet);
+}
+
+/* Told to stop before it is known what the server takes: it has a moment left to say. */
+static void outlet_meet_server(struct outlet *outlet)
+{
+    const struct live *live = &outlet->live;
+    uint64_t end = now_ns() + STOP_NS;
+    if (!sink_works(&live->sink) || sink_works(&outlet->save.sink))
+        return;
+    while (live->form == FORM_UNKNOWN && live->state > LIVE_CONNECTING && now_ns() < end) {
+        outlet_wait(outlet, MS);
+        outlet_pump(outlet);
+    }
+    if (live->form != FORM_UNKNOWN)
+        return;
+    say("stopped before it could connect to %s port %s", live->host, live->port);
+    fail_quietly(0);
+}
+
+/* Tells how many events were dropped so far, where no block tells it. */
+static void outlet_tell_dropped(struct outlet *outlet, uint64_t dropped, int paged)
+{
+    int unknown = sink_works(&outlet->live.sink) && outlet->live.form == FORM_UNKNOWN;
+    if (dropped <= outlet->dropped_told || unknown)
+        return;
+    outlet->dropped_told = dropped;
+    if (paged && outlet->live.form != FORM_RAW)
+        return;
+    struct parcel *parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_DROPPED, &dropped, sizeof dropped,
+                                         NULL);
+    outlet_seal_all(outlet);
+    sink_offer(&outlet->live.sink, parcel);
+    if (!paged)
+        sink_offer(&outlet->save.sink, parcel);
+    outlet_add(outlet, parcel);
+}
+
+/* Where both sinks stand; grows with whatever they do. */
+static uint64_t outlet_progress(const struct outlet *outlet)
+{
+    const struct live *live = &outlet->live;
+    return live->sink.delivered + live->sent_bytes + live->sent + (uint64_t)live->state
+           + outlet->save.stored + outlet->save.sent_bytes - live->sink.count;
+}
+
+/* Sends the counts of the end, and waits until every sink has all, or will not get it: as long as
+ * the server takes, but not for ever once we are told to stop. */
+static void outlet_finish(struct outlet *outlet, const struct fields *end)
+{
+    struct live *live = &outlet->live;
+    outlet_seal_all(outlet);
+    struct parcel *parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_END, end->bytes, end->count, NULL);
+    parcel->number = live->form == FORM_RAW ? 0 : outlet->blocks + 1;
+    sink_offer(&live->sink, parcel);
+    sink_offer(&outlet->save.sink, parcel);
+    outlet_add(outlet, parcel);
+    uint64_t progress = 0, since_ns = now_ns();
+    while (live->sink.count > 0 || outlet->save.sink.count > 0) {
+        outlet_pump(outlet);
+        if (outlet_progress(outlet) != progress) {
+            progress = outlet_progress(outlet);
+            since_ns = now_ns();
+        }
+        if (stop_asked && now_ns() - since_ns > STOP_NS)
+            break;
+        outlet_wait(outlet, 20 * MS);
+    }
+    if (sink_works(&live->sink) && live->sink.count > 0) {
+        live_end(live, "send to", "told to stop, and the server has not read for some time");
+        outlet_bury_live(outlet);
+    } else if (sink_works(&live->sink) && live->form == FORM_RAW && !live_finish_raw(live)) {
+        say("%s; its last events may be lost", live->sink.why);
+    }
+}
+
+/* The last chunk of the capture: what did not get into it. */
+static void outlet_finish_save(struct outlet *outlet)
+{
+    static struct fields tail;
+    unsigned char chunk[TAIL_BYTES];
+    struct save *save = &outlet->save;
+    if (!save->sink.on)
+        return;
+    if (save->sink.count > 0)
+        save_end(save, CALLSIGHT_CAUSE_UNACKED, "it did not keep up before the end");
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+        add_dropped(&tail, CALLSIGHT_SINK_DROPPED, cause, save->sink.dropped[cause]);
+    add_number(&tail, CALLSIGHT_SINK_REASON, CALLSIGHT_STOP_REASON_CLOSED, 4);
+    size_t count = outlet_squeeze(outlet, CALLSIGHT_CHUNK_SINK, tail.bytes, tail.count, chunk);
+    if (!save_finish(save, chunk, count) && !save->sink.dead)
+        say("write to %s: its last chunk is not there yet; it is left to the process that writes",
+            save->folder);
 }

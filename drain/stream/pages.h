@@ -1,6 +1,6 @@
 /* Version 3 of the ring: a pool of pages, each filled by one thread at a time.
  *
- * In: what look.h found and move.h copied to the chunk. Out: the chunk sent, then `read` advanced,
+ * In: what look.h found and move.h took. Out: `read` advanced as far as the sinks have the records,
  * then pages that are over given back; a drain killed in between loses nothing.
  */
 
@@ -14,14 +14,14 @@ struct page {
     uint32_t lost_before[4];
     uint32_t pid;
     uint32_t tid;
-    uint32_t read;     /* behind what is in a chunk, sent or not */
+    uint32_t read;     /* behind what was taken, wherever it is by now */
     uint32_t stuck_at; /* where an unstored slot was met, as `read` */
     uint32_t slot;
+    uint32_t torn;     /* of the slots before `read` */
     uint32_t look;     /* the last look that has seen it */
     uint8_t known;
     uint8_t retired; /* by its writer */
     uint8_t over;    /* nothing will come behind `read` */
-    uint8_t pending; /* in the chunk being filled */
 };
 
 /* What the drain knows of the writer in a slot, from its pages. */
@@ -33,10 +33,12 @@ struct slot {
     uint64_t lead_ts;
     uint64_t last_ts;
     uint32_t lost_before[4];
+    uint32_t torn; /* of the pages that are over */
     uint32_t pid;
     uint32_t tid;
     uint32_t look;
     uint32_t named_tid; /* whose name is in `name` */
+    uint64_t told_at;   /* its last losses were told: what the outlet had been given then */
     uint64_t asked_ns;  /* when its name was asked for */
     uint64_t ask_every_ns;
     char name[16];
@@ -44,24 +46,20 @@ struct slot {
 
 struct pool {
     struct ring *ring;
-    struct stream *stream;
-    struct counts counts; /* what was delivered as we go, the rest at the end */
-    uint64_t told[CALLSIGHT_CAUSES]; /* by the loss notes of this stream */
+    struct outlet *outlet;
+    uint64_t delivered; /* records that were taken */
+    uint64_t told[CALLSIGHT_RING_CAUSES]; /* by the loss notes of this stream */
     uint64_t delivered_before;
     uint64_t dropped_before; /* what earlier drains told, as far as could be seen at first */
     int taken_over;          /* from an earlier drain */
     uint64_t now_ns;
     uint64_t stuck; /* pages that wait for a slot to be stored, in the last pass */
     uint64_t moved; /* records in the last pass */
-    uint32_t chunk_records;
-    uint32_t chunk_events;
-    uint32_t chunk_torn;
+    uint32_t held;  /* pages that are over and not given back */
     uint32_t look;
     int out_of_step; /* a page seen for the first time is not the next of its writer */
     uint32_t order_count;
-    uint32_t pending_count;
     uint16_t order[CALLSIGHT_RING_MAX_PAGES];
-    uint16_t pending[CALLSIGHT_RING_MAX_PAGES];
     struct page pages[CALLSIGHT_RING_MAX_PAGES];
     struct slot slots[MAX_SLOTS];
 };
@@ -144,59 +142,59 @@ static void page_free(struct pool *pool, uint32_t index)
     memset((unsigned char *)header + sizeof header->owner, 0, PAGE_START - sizeof header->owner);
     store64(&header->owner, 0);
     set_free_bit(pool, index);
+    pool->held -= page->over;
     memset(page, 0, sizeof *page);
 }
 
-/* Advances `read` of every page in the chunk, now that the chunk was handed over. */
-static void chunk_commit(struct pool *pool)
+/* Gives back what a parcel holds. */
+static void give_back(struct pool *pool, struct parcel *parcel)
 {
-    struct callsight_ring_header *header = pool->ring->header;
-    for (uint32_t at = 0; at < pool->pending_count; at++) {
-        uint32_t index = pool->pending[at];
-        struct page *page = &pool->pages[index];
-        page->pending = 0;
-        store32(&page_header(pool, index)->read, page->read);
-        if (page->over)
-            page_free(pool, index);
+    for (uint32_t at = 0; at < parcel->parts.count; at++) {
+        const struct part *part = &parcel->parts.list[at];
+        store32(&page_header(pool, part->page)->read, part->read);
+        if (part->over)
+            page_free(pool, part->page);
     }
-    pool->pending_count = 0;
-    add64(&header->tail, (uint64_t)pool->chunk_records * EVENT_BYTES);
+    add64(&pool->ring->header->tail, (uint64_t)parcel->records * EVENT_BYTES);
     /* Kept in the ring, so that the next drain of it counts them too. */
-    add64(&pool->ring->control->retired_dropped[CALLSIGHT_CAUSE_TORN], pool->chunk_torn);
-    pool->counts.delivered += pool->chunk_records;
-    pool->counts.events += pool->chunk_events;
-    pool->moved += pool->chunk_records;
-    pool->chunk_records = pool->chunk_events = pool->chunk_torn = 0;
+    add64(&pool->ring->control->retired_dropped[CALLSIGHT_CAUSE_TORN], parcel->torn);
+    parcel_done(parcel);
 }
 
-static void chunk_send(struct pool *pool)
+/* Gives back all that the sinks have. What they have not is given back too when it is more than
+ * half of the ring: the traced processes would lose events before the sinks do. */
+static void pool_release(struct pool *pool)
 {
-    struct stream *stream = pool->stream;
-    if (stream->raw_bytes > 0)
-        send_chunk(stream, CALLSIGHT_CHUNK_EVENTS, stream->raw, stream->raw_bytes);
-    stream->raw_bytes = 0;
-    chunk_commit(pool);
+    uint32_t page_count = pool->ring->layout.page_count;
+    struct parcel *parcel;
+    if (pool->held > page_count / 4)
+        outlet_seal_all(pool->outlet);
+    while ((parcel = outlet_release(pool->outlet, pool->held > page_count / 2)) != NULL)
+        give_back(pool, parcel);
 }
 
-static void chunk_room(struct pool *pool, size_t count)
+/* Where the next record of a page comes from. */
+static struct feed feed_of(const struct pool *pool, uint32_t index)
 {
-    if (sizeof pool->stream->raw - pool->stream->raw_bytes < count)
-        chunk_send(pool);
-}
-
-static void page_pend(struct pool *pool, uint32_t index)
-{
-    if (pool->pages[index].pending)
-        return;
-    pool->pages[index].pending = 1;
-    pool->pending[pool->pending_count++] = (uint16_t)index;
+    const struct page *page = &pool->pages[index];
+    const struct slot *slot = &pool->slots[page->slot];
+    uint32_t torn = page->torn + (same_writer(slot, page) ? slot->torn : 0);
+    struct feed feed = {
+        { page->start, page->pid, page->tid },
+        page->first + (page->read - PAGE_START) / EVENT_BYTES,
+        page->lost_total + torn,
+        { page->lost_before[0], page->lost_before[1], page->lost_before[2],
+          page->lost_before[3] + torn },
+        1,
+        { page->read, (uint16_t)index, page->over },
+    };
+    return feed;
 }
 
 /* A note of CALLSIGHT_LOSS_NOTE_BYTES and its length. */
 #define LOSS_PIECES 3
 
 struct loss {
-    uint32_t tid;
     uint32_t cause;
     uint64_t events;
     uint64_t ts; /* where in the writer's time the note belongs */
@@ -204,25 +202,27 @@ struct loss {
     uint64_t last;
 };
 
+#define NOTE_PIECES 4u
+
 /* A note of thread `tid` (note.rs): `note` holds its length, its bytes, and zeros to whole pieces. */
-static void chunk_note(struct pool *pool, uint32_t tid, uint64_t ts, uint64_t code,
-                       const unsigned char *note, uint32_t pieces)
+static void tell_note(struct pool *pool, const struct feed *feed, uint64_t ts, uint64_t code,
+                      const unsigned char *note, uint32_t pieces)
 {
-    struct callsight_event event = { 0, 0, 0, 0, CALLSIGHT_KIND_MARKER, { 0, 0, 0 } };
-    event.ts = ts != 0 ? ts : pool->ring->header->t0_ticks | 1;
-    event.tid = tid;
-    chunk_room(pool, pieces * EVENT_BYTES);
+    struct callsight_event events[NOTE_PIECES];
+    memset(events, 0, sizeof events);
     for (uint32_t piece = 0; piece < pieces; piece++) {
         const unsigned char *bytes = note + piece * CALLSIGHT_NOTE_PIECE_BYTES;
-        event.func = code | piece << 16 | get_le(bytes, 4) << 32;
-        event.call_site = get_le(bytes + 4, 8);
-        memcpy(pool->stream->raw + pool->stream->raw_bytes, &event, EVENT_BYTES);
-        pool->stream->raw_bytes += EVENT_BYTES;
+        events[piece].ts = ts != 0 ? ts : pool->ring->header->t0_ticks | 1;
+        events[piece].tid = feed->writer.tid;
+        events[piece].kind = CALLSIGHT_KIND_MARKER;
+        events[piece].func = code | piece << 16 | get_le(bytes, 4) << 32;
+        events[piece].call_site = get_le(bytes + 4, 8);
     }
+    outlet_note(pool->outlet, feed, events, pieces);
 }
 
 /* A loss note, as the writer itself would have left it. */
-static void chunk_loss(struct pool *pool, const struct loss *loss)
+static void tell_loss(struct pool *pool, const struct feed *feed, const struct loss *loss)
 {
     unsigned char note[LOSS_PIECES * CALLSIGHT_NOTE_PIECE_BYTES] = { 0 };
     put_le(note, CALLSIGHT_LOSS_NOTE_BYTES, 2);
@@ -230,13 +230,6 @@ static void chunk_loss(struct pool *pool, const struct loss *loss)
     put_le(note + 6, loss->events, 8);
     put_le(note + 14, loss->first, 8);
     put_le(note + 22, loss->last, 8);
-    chunk_note(pool, loss->tid, loss->ts, CALLSIGHT_NOTE_LOSS, note, LOSS_PIECES);
+    tell_note(pool, feed, loss->ts, CALLSIGHT_NOTE_LOSS, note, LOSS_PIECES);
     pool->told[loss->cause] += loss->events;
-}
-
-static void note_torn(struct pool *pool, const struct page *page, uint32_t events)
-{
-    struct loss loss = { page->tid, CALLSIGHT_CAUSE_TORN, events, page->last_ts, 0, 0 };
-    chunk_loss(pool, &loss);
-    pool->chunk_torn += events;
 }

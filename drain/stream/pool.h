@@ -103,27 +103,43 @@ static uint64_t dropped_since(const struct pool *pool, uint32_t index, uint32_t 
     return known && at >= 0 ? (uint32_t)dropped - slot->lost_before[at] : dropped;
 }
 
-/* Tells what a writer lost and did not tell, by cause as far as its last page shows. */
-static void tell_untold(struct pool *pool, uint32_t index)
+/* Tells what a writer lost and did not tell, by cause as far as its last page shows; 0 when there
+ * was nothing to tell. */
+static int tell_untold(struct pool *pool, uint32_t index)
 {
     const struct callsight_ring_writer *writer = writer_at(pool, index);
+    const struct slot *slot = &pool->slots[index];
+    int known = slot->pid == writer->pid && slot->start == writer->start;
     uint64_t dropped = total_dropped(writer);
     uint64_t left = dropped > writer->told ? dropped - writer->told : 0;
+    struct feed feed = {
+        { writer->start, load32(&writer->pid), writer->tid },
+        known ? slot->next : 0,
+        known ? slot->lost_total + slot->torn : 0,
+        { 0, 0, 0, 0 },
+        1,
+        { 0, 0, 0 },
+    };
+    if (left == 0)
+        return 0;
+    if (known) {
+        memcpy(feed.lost, slot->lost_before, sizeof feed.lost);
+        feed.lost[3] += slot->torn;
+    }
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES && left > 0; cause++) {
         uint64_t events = dropped_since(pool, index, cause);
         events = events < left ? events : left;
-        uint64_t ts = writer->untold_last != 0 ? writer->untold_last : pool->slots[index].last_ts;
-        struct loss loss = {
-            writer->tid, cause, events, ts, writer->untold_first, writer->untold_last,
-        };
+        uint64_t ts = writer->untold_last != 0 ? writer->untold_last : slot->last_ts;
+        struct loss loss = { cause, events, ts, writer->untold_first, writer->untold_last };
         if (events > 0)
-            chunk_loss(pool, &loss);
+            tell_loss(pool, &feed, &loss);
         left -= events;
     }
-    struct loss rest = { writer->tid, CALLSIGHT_CAUSE_FULL, left, writer->untold_last,
-                         writer->untold_first, writer->untold_last };
+    struct loss rest = { CALLSIGHT_CAUSE_FULL, left, writer->untold_last, writer->untold_first,
+                         writer->untold_last };
     if (left > 0)
-        chunk_loss(pool, &rest);
+        tell_loss(pool, &feed, &rest);
+    return 1;
 }
 
 /* A writer killed between counting a drop and numbering it: its pages and drops tell the number. */
@@ -138,14 +154,20 @@ static void number_last_drop(struct pool *pool, uint32_t index)
         writer->emitted = emitted;
 }
 
-/* Gives a writer's slot back: its losses told, its counts added to the retired ones. */
+/* Gives a writer's slot back, once its last losses are told and a sink has that: its counts are
+ * added to the retired ones, which say of nobody what was told. */
 static void free_writer(struct pool *pool, uint32_t index)
 {
     struct callsight_ring_writer *writer = writer_at(pool, index);
     struct callsight_ring_control *control = pool->ring->control;
+    struct slot *slot = &pool->slots[index];
     number_last_drop(pool, index);
-    tell_untold(pool, index);
-    chunk_send(pool);
+    if (slot->told_at == 0 && tell_untold(pool, index)) {
+        outlet_seal_all(pool->outlet);
+        slot->told_at = pool->outlet->added;
+    }
+    if (slot->told_at > pool->outlet->given)
+        return;
     add64(&control->retired_emitted, writer->emitted);
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
         add64(&control->retired_dropped[cause], writer->dropped[cause]);
@@ -184,7 +206,6 @@ static void tell_living(struct pool *pool)
     for (uint32_t index = 0; index < pool->ring->layout.slot_count; index++)
         if (load32(&writer_at(pool, index)->pid) != 0)
             tell_untold(pool, index);
-    chunk_send(pool);
 }
 
 /* Frees a page whose owner died between claiming it and filling its header, or which a drain
@@ -234,8 +255,8 @@ static void count(const struct pool *pool, struct counts *counts)
 {
     const struct callsight_ring_control *control = pool->ring->control;
     uint64_t no_slot = load64(&control->no_slot);
-    counts->delivered = pool->counts.delivered;
-    counts->events = pool->counts.events;
+    counts->delivered = pool->delivered;
+    counts->events = pool->outlet->events;
     counts->emitted = counts->untold = no_slot;
     memset(counts->dropped, 0, sizeof counts->dropped);
     counts->dropped[CALLSIGHT_CAUSE_NO_SLOT] = no_slot;
@@ -270,7 +291,8 @@ static void settle(const struct pool *pool, uint32_t reason, struct counts *coun
         return;
     uint64_t no_slot = counts->dropped[CALLSIGHT_CAUSE_NO_SLOT];
     uint64_t told_by_all = sum_dropped(counts) - (done ? 0 : counts->untold);
-    memcpy(counts->dropped, pool->told, sizeof counts->dropped);
+    memset(counts->dropped, 0, sizeof counts->dropped);
+    memcpy(counts->dropped, pool->told, sizeof pool->told);
     if (done)
         counts->dropped[CALLSIGHT_CAUSE_NO_SLOT] += no_slot;
     if (pool->taken_over)
@@ -284,12 +306,12 @@ static void tell_dropped(struct pool *pool)
     struct counts first, second;
     count(pool, &first);
     uint64_t dropped = sum_dropped(&first);
-    if (dropped <= pool->stream->dropped_told + pool->dropped_before)
+    if (dropped <= pool->outlet->dropped_told + pool->dropped_before)
         return;
     count(pool, &second);
     if (dropped != sum_dropped(&second))
         return;
-    send_dropped(pool->stream, dropped - pool->dropped_before);
+    outlet_tell_dropped(pool->outlet, dropped - pool->dropped_before, 1);
     store64(&pool->ring->header->dropped, dropped);
 }
 
@@ -316,18 +338,45 @@ static void sweep(struct pool *pool)
     free_writers(pool);
     free_processes(pool);
     tell_dropped(pool);
-    stream_check_peer(pool->stream);
     ring_is_gone(pool->ring);
 }
 
 static int is_over(const struct pool *pool, uint64_t quiet_ns)
 {
-    if (quiet_ns < OVER_NS || pool->stuck > 0 || any_attached(pool))
+    if (quiet_ns < OVER_NS || pool->stuck > 0 || !outlet_is_idle(pool->outlet)
+        || any_attached(pool))
         return 0;
     return quiet_ns >= OVER_MAPPED_NS || ring_mapped_by(pool->ring, 0) == 0;
 }
 
-/* Marks the ring as finished and moves what came in at the last moment; 0 if a process has
+/* Takes what is there until nothing comes any more, for some time at most. */
+static void pool_empty(struct pool *pool, uint64_t ns)
+{
+    uint64_t end = now_ns() + ns;
+    for (;;) {
+        pool_pass(pool, 1);
+        if (outlet_is_dead(pool->outlet) || now_ns() >= end)
+            return;
+        if (outlet_has_room(pool->outlet) && pool->moved == 0)
+            return;
+        if (pool->moved == 0)
+            outlet_wait(pool->outlet, MS);
+    }
+}
+
+/* Waits until the sinks have what was told, for a moment at most. */
+static void pool_settle(struct pool *pool)
+{
+    uint64_t end = now_ns() + SETTLE_NS;
+    outlet_seal_all(pool->outlet);
+    while (!outlet_is_idle(pool->outlet) && !outlet_is_dead(pool->outlet) && now_ns() < end) {
+        outlet_pump(pool->outlet);
+        pool_release(pool);
+        outlet_wait(pool->outlet, MS);
+    }
+}
+
+/* Marks the ring as finished and takes what came in at the last moment; 0 if a process has
  * attached meanwhile. */
 static int pool_close(struct pool *pool)
 {
@@ -341,21 +390,24 @@ static int pool_close(struct pool *pool)
         ring_unlock(pool->ring);
     if (attached)
         return 0;
-    do {
-        pool_pass(pool, 1);
-        free_processes(pool);
-        free_orphans(pool);
-    } while (pool->moved > 0);
-    pool_pass(pool, 1);
+    pool_empty(pool, STOP_NS);
+    free_processes(pool);
+    free_orphans(pool);
+    pool_empty(pool, STOP_NS);
     free_writers(pool);
     tell_living(pool);
+    pool_settle(pool);
+    free_writers(pool);
     /* Soon, and before the last counts go out: a process that has found it closed waits. */
     ring_unlink(pool->ring);
     return 1;
 }
 
+/* How long to wait for more, from how long it was the last time. */
 static uint64_t nap_after(const struct pool *pool, uint64_t last_ns)
 {
+    if (!outlet_has_room(pool->outlet))
+        return NAP_IDLE_NS;
     if (pool->moved >= CALLSIGHT_CHUNK_RAW_BYTES / EVENT_BYTES / 2)
         return 0;
     if (pool->moved > 0)
@@ -373,6 +425,8 @@ static uint32_t pool_run(struct pool *pool)
         int sweeps = now - swept_ns >= SWEEP_NS;
         int at_all = sweeps || now - looked_ns >= LOOK_AT_ALL_NS;
         pool_pass(pool, at_all);
+        if (outlet_is_dead(pool->outlet))
+            fail_quietly(EXIT_BROKEN);
         looked_ns = at_all ? now : looked_ns;
         if (sweeps) {
             sweep(pool);
@@ -384,28 +438,42 @@ static uint32_t pool_run(struct pool *pool)
             return CALLSIGHT_END_DONE;
         nap_ns = nap_after(pool, nap_ns);
         if (nap_ns > 0)
-            nap(nap_ns);
+            outlet_wait(pool->outlet, nap_ns);
     }
-    uint64_t end = now_ns() + STOP_NS;
-    do
-        pool_pass(pool, 1);
-    while (pool->moved > 0 && now_ns() < end);
+    outlet_meet_server(pool->outlet);
+    pool_empty(pool, STOP_NS);
     return CALLSIGHT_END_STOPPED;
 }
 
+/* Takes out of the counts what no sink has, and is in the ring for the next drain. */
+static void uncount_unsettled(struct pool *pool, struct counts *counts)
+{
+    pool_release(pool);
+    for (const struct parcel *at = pool->outlet->oldest; at != NULL; at = at->next) {
+        counts->delivered -= at->records;
+        counts->events -= at->events;
+    }
+}
+
 /* Drains a version 3 ring to its end. */
-static uint32_t drain_pages(struct ring *ring, struct stream *stream, struct counts *counts)
+static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct counts *counts)
 {
     static struct pool pool;
-    pool.ring = ring;
-    pool.stream = stream;
-    take_over(&pool);
+    struct callsight_handshake handshake;
     char exe[1024];
+    pool.ring = ring;
+    pool.outlet = outlet;
+    take_over(&pool);
     uint32_t pid = first_process(&pool);
     noted_exe(&pool, pid, exe, sizeof exe);
-    send_hello(stream, pid, exe);
+    fill_handshake(&handshake, ring->header);
+    outlet_open(outlet, &handshake, make_hello(pid, exe));
     uint32_t reason = pool_run(&pool);
+    outlet_seal_all(outlet);
     count(&pool, counts);
     settle(&pool, reason, counts);
+    outlet_tell_dropped(outlet, sum_dropped(counts), 1);
+    outlet_finish(outlet, make_end(reason, counts, outlet->blocks));
+    uncount_unsettled(&pool, counts);
     return reason;
 }

@@ -24,7 +24,9 @@ fn both_compilers_are_silent_in_every_c_standard() {
 fn the_line_of_the_quick_start_builds_it() {
     let help = Command::new(drain_binary()).arg("--help").output().expect("run it");
     assert!(help.status.success());
-    assert!(String::from_utf8_lossy(&help.stdout).contains("trace_stream SHM HOST PORT"));
+    assert!(
+        String::from_utf8_lossy(&help.stdout).contains("trace_stream [OPTIONS] SHM [HOST PORT]")
+    );
 }
 
 #[test]

@@ -8,4 +8,8 @@ mod hostile;
 mod kills;
 mod pool;
 mod restart;
+mod sinks;
 mod support;
+
+/// Whether the server of the tests greets: this one is of version 2.
+const GREETS: bool = false;

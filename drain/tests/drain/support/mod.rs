@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 pub use process::{Drain, Process, TestProcess, wait_until};
 pub use ring::{Ring, Writer, writer_at};
-pub use server::{Capture, Server};
+pub use server::{Capture, Server, read_capture};
 
 /// The drain's files in a new folder.
 pub fn sources() -> tempfile::TempDir {

@@ -72,7 +72,12 @@ impl Drain {
 
     pub fn with_arguments(binary: &Path, arguments: &[&str]) -> Drain {
         let mut command = Command::new(binary);
-        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments);
+        Drain::of(command)
+    }
+
+    pub fn of(mut command: Command) -> Drain {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         // A test that runs under nohup ignores this one.
         // SAFETY: between fork and exec, one system call that takes no lock.
         unsafe {

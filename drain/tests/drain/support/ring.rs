@@ -378,6 +378,13 @@ impl<'ring> Writer<'ring> {
         self.ring.u32(at + offset_of!(Event, tid)).store(self.tid, Relaxed);
     }
 
+    /// Stores the enter of function `func`, unless that would drop it; whether it has.
+    pub fn store_where_room(&mut self, func: u64) -> bool {
+        let is_free = |page: u32| self.ring.free_bits(page).load(Acquire) >> (page % 64) & 1 == 1;
+        let in_page = self.page.is_some() && self.next_slot < self.slots();
+        (in_page || (0..self.ring.layout.page_count).any(is_free)) && self.store(func)
+    }
+
     /// Stores the enter of function `func`; whether there was room.
     pub fn store(&mut self, func: u64) -> bool {
         let place = self.reserve();

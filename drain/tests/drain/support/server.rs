@@ -1,14 +1,18 @@
-//! A server for one stream after another, that keeps what it gets.
+//! A server for one stream after another, that keeps what it gets. Where `crate::GREETS` says so it
+//! greets, and is sent blocks.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use callsight_format::{
-    ByteOrder, CHUNK_DROPPED, CHUNK_END, CHUNK_EVENTS, CHUNK_HEADER_BYTES, CHUNK_HELLO,
-    CHUNK_RAW_BYTES, Cause, ChunkHeader, END_DELIVERED, END_DROPPED, END_EMITTED, END_REASON,
-    EVENT_BYTES, Event, Fields, HANDSHAKE_BYTES, Handshake, KIND_MARKER, LossNote, NOTE_LOSS,
-    NoteAssembler, NotePiece, Origin,
+    BlockHeader, ByteOrder, CHUNK_BLOCK, CHUNK_DROPPED, CHUNK_END, CHUNK_EVENTS,
+    CHUNK_HEADER_BYTES, CHUNK_HELLO, CHUNK_MAX_RAW_BYTES, CHUNK_SINK, Cause, ChunkHeader,
+    END_BLOCKS, END_DELIVERED, END_DROPPED, END_EMITTED, END_REASON, EVENT_BYTES, Event,
+    FILE_VERSION_CHUNKS, Fields, FileHeader, HANDSHAKE_BYTES, HELLO_STREAM, Handshake, KIND_MARKER,
+    LossNote, NOTE_LOSS, NoteAssembler, NotePiece, Origin, REPLY_ACKNOWLEDGE, REPLY_GREETING,
+    Unpacker, greeting, reply,
 };
 
 use super::process::wait_until;
@@ -22,6 +26,12 @@ pub struct Capture {
     pub hello: Vec<(u16, Vec<u8>)>,
     pub end: Vec<(u16, Vec<u8>)>,
     pub closed: bool,
+    /// Number of the last block.
+    pub blocks: u64,
+    /// Blocks that came again.
+    pub repeated: u64,
+    /// How often the sender has connected.
+    pub connections: u64,
 }
 
 impl Capture {
@@ -80,9 +90,16 @@ impl Capture {
     pub fn check_counts(&self) {
         let dropped = self.dropped_sum();
         assert_eq!(self.emitted(), self.delivered() + dropped, "{:?}", self.end);
-        assert_eq!(self.dropped.last().copied().unwrap_or(0), dropped, "{:?}", self.dropped);
+        if self.blocks == 0 {
+            assert_eq!(self.dropped.last().copied().unwrap_or(0), dropped, "{:?}", self.dropped);
+        } else {
+            assert_eq!(self.end_number(END_BLOCKS), self.blocks, "{:?}", self.end);
+        }
     }
 }
+
+/// When a connection is cut by the server: behind which of its chunks, and whether that one is kept.
+pub type Cut = fn(connection: u64, chunk: u64) -> Option<bool>;
 
 /// Listens on a free port of the loopback device.
 pub struct Server {
@@ -92,14 +109,24 @@ pub struct Server {
 
 impl Server {
     pub fn start() -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        Server::cutting(|_, _| None)
+    }
+
+    /// One that cuts connections.
+    pub fn cutting(cut: Cut) -> Server {
+        Server::on(0, cut)
+    }
+
+    /// The same on a port, 0 for a free one.
+    pub fn on(port: u16, cut: Cut) -> Server {
+        let listener = TcpListener::bind(("127.0.0.1", port)).expect("listen");
         let port = listener.local_addr().expect("an address").port();
         let captures = Arc::new(Mutex::new(Vec::new()));
         let server = Server { port, captures: captures.clone() };
         std::thread::spawn(move || {
-            for socket in listener.incoming().map_while(Result::ok) {
+            for (at, socket) in listener.incoming().map_while(Result::ok).enumerate() {
                 let captures = captures.clone();
-                std::thread::spawn(move || receive(socket, &captures));
+                std::thread::spawn(move || receive(socket, &captures, &|c| cut(at as u64, c)));
             }
         });
         server
@@ -126,28 +153,81 @@ impl Server {
     }
 }
 
-fn receive(mut socket: TcpStream, captures: &Mutex<Vec<Capture>>) {
-    let index = {
+fn receive(
+    mut socket: TcpStream,
+    captures: &Mutex<Vec<Capture>>,
+    cut: &dyn Fn(u64) -> Option<bool>,
+) {
+    let mut index = {
         let mut captures = captures.lock().expect("no panic");
         captures.push(Capture::default());
         captures.len() - 1
     };
-    let change = |f: &mut dyn FnMut(&mut Capture)| {
-        f(&mut captures.lock().expect("no panic")[index]);
-    };
+    if crate::GREETS {
+        answer(&mut socket, REPLY_GREETING, greeting());
+    }
     let mut handshake = [0; HANDSHAKE_BYTES];
     if read_whole(&mut socket, &mut handshake) {
         let (origin, order) = Handshake::parse(&handshake).expect("a handshake");
-        change(&mut |capture| capture.origin = Some(origin));
+        let mut chunks = 0;
         while let Some((kind, raw)) = read_chunk(&mut socket, order) {
-            change(&mut |capture| take(capture, kind, &raw, order));
+            let ends = cut(chunks);
+            chunks += 1;
+            let mut captures = captures.lock().expect("no panic");
+            if kind == CHUNK_HELLO {
+                index = captures.iter().position(|c| is_stream_of(c, &raw)).unwrap_or(index);
+                captures[index].connections += 1;
+                captures[index].origin = Some(origin);
+            }
+            if ends != Some(false) {
+                take(&mut captures[index], kind, &raw, order);
+            }
+            if ends.is_some() {
+                return;
+            }
+            let done = captures[index].blocks + u64::from(kind == CHUNK_END);
+            if crate::GREETS && [CHUNK_HELLO, CHUNK_BLOCK, CHUNK_END].contains(&kind) {
+                answer(&mut socket, REPLY_ACKNOWLEDGE, done.to_le_bytes());
+            }
         }
     }
-    change(&mut |capture| capture.closed = true);
+    captures.lock().expect("no panic")[index].closed = true;
+}
+
+/// The sender may be gone already.
+fn answer<const N: usize>(socket: &mut TcpStream, kind: u32, payload: [u8; N]) {
+    let (header, payload) = reply(kind, payload);
+    let _ = socket.write_all(&[&header[..], &payload].concat());
+}
+
+/// Whether the stream that begins with `hello` is the one in `capture`.
+fn is_stream_of(capture: &Capture, hello: &[u8]) -> bool {
+    let id = |(key, value): &(u16, Vec<u8>)| (*key == HELLO_STREAM).then(|| value.clone());
+    let known = capture.hello.iter().find_map(id);
+    known.is_some() && known == Fields(hello).map(|(k, v)| (k, v.to_vec())).find_map(|f| id(&f))
+}
+
+/// What the capture of version 3 at `path` holds; its last chunk too.
+pub fn read_capture(path: &Path) -> (Capture, Vec<(u16, Vec<u8>)>) {
+    let bytes = std::fs::read(path).expect("read the capture");
+    let (header, order) = FileHeader::parse(&bytes).expect("a header");
+    assert_eq!(header.version, FILE_VERSION_CHUNKS);
+    let mut rest = &bytes[header.header_size as usize..];
+    let (mut capture, mut tail) = (Capture::default(), Vec::new());
+    while !rest.is_empty() {
+        assert!(tail.is_empty(), "something stands behind the last chunk");
+        let (kind, raw) = read_chunk(&mut rest, order).expect("a whole chunk");
+        if kind == CHUNK_SINK {
+            tail = Fields(&raw).map(|(key, value)| (key, value.to_vec())).collect();
+        } else {
+            take(&mut capture, kind, &raw, order);
+        }
+    }
+    (capture, tail)
 }
 
 /// Whether it was all there; a stream may end between two pieces, not inside one.
-fn read_whole(socket: &mut TcpStream, bytes: &mut [u8]) -> bool {
+fn read_whole(socket: &mut impl Read, bytes: &mut [u8]) -> bool {
     match socket.read_exact(bytes) {
         Ok(()) => true,
         Err(error) => {
@@ -158,13 +238,13 @@ fn read_whole(socket: &mut TcpStream, bytes: &mut [u8]) -> bool {
     }
 }
 
-fn read_chunk(socket: &mut TcpStream, order: ByteOrder) -> Option<(u32, Vec<u8>)> {
+fn read_chunk(socket: &mut impl Read, order: ByteOrder) -> Option<(u32, Vec<u8>)> {
     let mut header = [0; CHUNK_HEADER_BYTES];
     if !read_whole(socket, &mut header) {
         return None;
     }
     let header = ChunkHeader::parse(header, order);
-    assert!(header.raw_len <= CHUNK_RAW_BYTES, "{header:?}");
+    assert!(header.raw_len <= CHUNK_MAX_RAW_BYTES, "{header:?}");
     let mut packed = vec![0; header.zstd_len as usize];
     if !read_whole(socket, &mut packed) {
         return None;
@@ -182,9 +262,24 @@ fn take(capture: &mut Capture, kind: u32, raw: &[u8], order: ByteOrder) {
             let events = raw.chunks(EVENT_BYTES);
             capture.events.extend(events.map(|e| Event::parse(e, order).expect("32 bytes")));
         }
+        CHUNK_BLOCK => take_block(capture, raw),
         CHUNK_DROPPED => capture.dropped.push(order.u64(raw, 0).expect("8 bytes")),
         CHUNK_HELLO => capture.hello = fields(),
         CHUNK_END => capture.end = fields(),
         _ => panic!("chunk of type {kind}"),
     }
+}
+
+fn take_block(capture: &mut Capture, raw: &[u8]) {
+    let header = BlockHeader::parse(raw).expect("a block");
+    if header.number <= capture.blocks {
+        capture.repeated += 1;
+        return;
+    }
+    assert_eq!(header.number, capture.blocks + 1, "a block is missing");
+    capture.blocks = header.number;
+    let before = capture.events.len();
+    let mut unpacker = Box::<Unpacker>::default();
+    unpacker.unpack(raw, |event| capture.events.push(*event)).expect("its columns agree");
+    assert_eq!(capture.events.len() - before, header.records as usize);
 }

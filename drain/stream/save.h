@@ -1,0 +1,366 @@
+/* The file sink: a process of its own that appends the chunks of the stream to a capture.
+ *
+ * In: the very bytes that a server would get, over a socket pair. Out: a capture of version 3
+ * (file.rs), and a report for each chunk that stands in it. A disk that blocks holds up this
+ * process and its queue, nothing else. When the disk is full, the file ends on a whole chunk with
+ * the reason behind it: room for that is kept from the start.
+ */
+
+#define TAIL_BYTES 1024u            /* kept for the last chunk */
+#define GROW_BYTES (4u << 20)       /* how much room is asked of the file system at a time */
+#define CAPTURE_TRIES 10000u
+
+/* What the process says. */
+enum save_state {
+    SAVE_STORED,
+    SAVE_FAILED, /* with errno; nothing more is stored */
+    SAVE_BUDGET, /* the same, because of the budget */
+};
+
+struct save_report {
+    uint64_t chunks; /* that stand in the file */
+    uint32_t state;
+    int32_t error;
+};
+
+/* ---- The process that writes ------------------------------------------------------------------ */
+
+struct capture {
+    int socket;
+    int file;
+    uint64_t bytes;
+    uint64_t room; /* up to here the file system has promised us */
+    uint64_t budget; /* 0 for none */
+    struct save_report report;
+    char path[PATH_MAX];
+    unsigned char *chunk;
+};
+
+static int read_whole(int file, void *bytes, size_t count)
+{
+    unsigned char *at = bytes;
+    while (count > 0) {
+        ssize_t got = read(file, at, count);
+        if (got == 0 || (got < 0 && errno != EINTR))
+            return 0;
+        at += got > 0 ? got : 0;
+        count -= got > 0 ? (size_t)got : 0;
+    }
+    return 1;
+}
+
+/* Writes at the end of what is whole; a write that fails half-way changes nothing. */
+static int capture_write(struct capture *capture, const void *bytes, size_t count)
+{
+    size_t done = 0;
+    while (done < count) {
+        ssize_t put = pwrite(capture->file, (const char *)bytes + done, count - done,
+                             (off_t)(capture->bytes + done));
+        if (put < 0 && errno != EINTR)
+            return 0;
+        done += put > 0 ? (size_t)put : 0;
+    }
+    capture->bytes += count;
+    return 1;
+}
+
+/* Whether the file system has room for `count` more bytes and for the tail. One that promises
+ * nothing is asked by writing. */
+static int capture_has_room(struct capture *capture, uint64_t count)
+{
+    uint64_t need = capture->bytes + count + TAIL_BYTES;
+    if (need <= capture->room)
+        return 1;
+    uint64_t ask = capture->budget != 0 ? need : need + GROW_BYTES;
+    for (int try = 0; try < 2; try++, ask = need) {
+        if (fallocate(capture->file, FALLOC_FL_KEEP_SIZE, (off_t)capture->room,
+                      (off_t)(ask - capture->room)) == 0) {
+            capture->room = ask;
+            return 1;
+        }
+        if (errno == EOPNOTSUPP || errno == ENOSYS)
+            return 1;
+    }
+    return 0;
+}
+
+/* The highest number of a capture in the folder. */
+static uint32_t last_capture(const char *folder)
+{
+    static const char prefix[] = "trace.stream.";
+    uint32_t highest = 0;
+    struct dirent *entry;
+    DIR *files = opendir(folder);
+    while (files != NULL && (entry = readdir(files)) != NULL) {
+        if (strncmp(entry->d_name, prefix, sizeof prefix - 1) != 0)
+            continue;
+        unsigned long number = strtoul(entry->d_name + sizeof prefix - 1, NULL, 10);
+        if (number > highest && number < UINT32_MAX - CAPTURE_TRIES)
+            highest = (uint32_t)number;
+    }
+    if (files != NULL)
+        closedir(files);
+    return highest;
+}
+
+/* Makes the folder and the file, and writes its header; 0 with errno. */
+static int capture_begin(struct capture *capture, const char *folder)
+{
+    struct callsight_handshake handshake;
+    struct callsight_file_header header;
+    if (!read_whole(capture->socket, &handshake, sizeof handshake))
+        _exit(0); /* stopped before there was anything to write */
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return 0;
+    uint32_t id = last_capture(folder) + 1, tries = CAPTURE_TRIES;
+    do {
+        snprintf(capture->path, sizeof capture->path, "%s/trace.stream.%" PRIu32 ".0.bin", folder,
+                 id++);
+        capture->file = open(capture->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    } while (capture->file < 0 && errno == EEXIST && --tries > 0);
+    if (capture->file < 0)
+        return 0;
+    memset(&header, 0, sizeof header);
+    memcpy(header.magic, CALLSIGHT_FILE_MAGIC, sizeof header.magic);
+    header.version = CALLSIGHT_FILE_VERSION_CHUNKS;
+    header.event_size = EVENT_BYTES;
+    header.header_size = sizeof header;
+    header.flags = handshake.flags;
+    header.load_bias = handshake.load_bias;
+    header.tick_hz = handshake.tick_hz;
+    header.t0_ticks = handshake.t0_ticks;
+    header.t0_ns = handshake.t0_ns;
+    header.hook_ns = handshake.hook_ns;
+    header.pid = id - 1;
+    return capture_has_room(capture, sizeof header)
+           && capture_write(capture, &header, sizeof header);
+}
+
+/* Reads the next chunk; 0 when there is none any more. */
+static size_t capture_read(const struct capture *capture, struct callsight_chunk_header *header)
+{
+    size_t room = sizeof *header + CALLSIGHT_CHUNK_MAX_ZSTD_BYTES;
+    if (!read_whole(capture->socket, capture->chunk, sizeof *header))
+        return 0;
+    memcpy(header, capture->chunk, sizeof *header);
+    size_t count = sizeof *header + header->zstd_len;
+    if (count > room || !read_whole(capture->socket, capture->chunk + sizeof *header,
+                                    header->zstd_len))
+        return 0;
+    return count;
+}
+
+/* Stores a chunk, or says why it cannot. The tail needs no room: it is there. */
+static void capture_store(struct capture *capture, uint32_t kind, size_t count)
+{
+    struct save_report *report = &capture->report;
+    int is_tail = kind == CALLSIGHT_CHUNK_SINK;
+    if (report->state != SAVE_STORED && !is_tail)
+        return;
+    if (!is_tail && capture->budget != 0
+        && capture->bytes + count + TAIL_BYTES > capture->budget)
+        report->state = SAVE_BUDGET;
+    else if ((!is_tail && !capture_has_room(capture, count))
+             || !capture_write(capture, capture->chunk, count))
+        report->state = SAVE_FAILED;
+    report->error = report->state == SAVE_FAILED ? errno : 0;
+    if (report->state == SAVE_STORED && kind != CALLSIGHT_CHUNK_HELLO)
+        report->chunks++;
+}
+
+static void capture_report(const struct capture *capture)
+{
+    ssize_t sent = send(capture->socket, &capture->report, sizeof capture->report, MSG_NOSIGNAL);
+    (void)sent;
+}
+
+/* Writes until the other end of the socket is closed. */
+static void capture_run(int socket, const char *folder, uint64_t budget)
+    __attribute__((noreturn));
+static void capture_run(int socket, const char *folder, uint64_t budget)
+{
+    static struct capture capture;
+    struct callsight_chunk_header header;
+    size_t count;
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    capture.socket = socket;
+    capture.file = -1;
+    capture.budget = budget;
+    capture.chunk = get_memory(NULL, sizeof header
+                                         + CALLSIGHT_CHUNK_MAX_ZSTD_BYTES);
+    if (!capture_begin(&capture, folder)) {
+        capture.report.state = SAVE_FAILED;
+        capture.report.error = errno;
+        capture_report(&capture);
+    } else {
+        say("writing %s", capture.path);
+    }
+    while ((count = capture_read(&capture, &header)) > 0) {
+        capture_store(&capture, header.kind, count);
+        capture_report(&capture);
+    }
+    /* What was kept for the tail and not needed; a half chunk never counted. */
+    if (capture.file >= 0 && ftruncate(capture.file, (off_t)capture.bytes) != 0)
+        say("cut %s to its last whole chunk: %s", capture.path, strerror(errno));
+    _exit(0);
+}
+
+/* ---- Our end of it ---------------------------------------------------------------------------- */
+
+struct save {
+    struct sink sink;
+    const char *folder;
+    int socket;
+    pid_t process;
+    const unsigned char *opening; /* handshake and first chunk */
+    size_t opening_count;
+    size_t opening_sent;
+    uint32_t sent;     /* parcels at the front of the queue that the socket has */
+    size_t sent_bytes; /* of the parcel behind them */
+    uint64_t stored;   /* parcels that the process has reported */
+    uint32_t state;    /* the last report */
+    size_t rest_count; /* what is left of a parcel that was half sent when the process failed */
+    size_t rest_sent;
+    unsigned char *rest;
+    size_t heard_count;
+    unsigned char heard[sizeof(struct save_report)];
+};
+
+/* Starts the process, before there is a ring that it would hold. */
+static void save_prepare(struct save *save, const char *folder, uint64_t budget)
+{
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0
+        || (save->process = fork()) < 0)
+        fail(EXIT_BROKEN, "start the process that writes to %s: %s", folder, strerror(errno));
+    if (save->process == 0) {
+        close(pair[0]);
+        capture_run(pair[1], folder, budget);
+    }
+    close(pair[1]);
+    fcntl(pair[0], F_SETFL, O_NONBLOCK);
+    save->folder = folder;
+    save->socket = pair[0];
+    save->sink.on = 1;
+}
+
+/* This sink is at its end. What is left of a parcel that the process has begun to read is kept for
+ * it, so that the last chunk is read as one. */
+static void save_end(struct save *save, unsigned cause, const char *why)
+{
+    const struct parcel *parcel = sink_at(&save->sink, save->sent);
+    snprintf(save->sink.why, sizeof save->sink.why, "write to %s: %s", save->folder, why);
+    if (parcel != NULL && save->sent_bytes > 0) {
+        save->rest_count = parcel->count - save->sent_bytes;
+        save->rest = get_memory(NULL, save->rest_count);
+        memcpy(save->rest, parcel->bytes + save->sent_bytes, save->rest_count);
+    }
+    say("%s; nothing more is kept there", save->sink.why);
+    sink_fail(&save->sink, cause);
+}
+
+static void save_hear_one(struct save *save, const struct save_report *report)
+{
+    while (save->stored < report->chunks && save->sent > 0) {
+        save->stored++;
+        save->sent--;
+        sink_delivered(&save->sink);
+    }
+    if (report->state == SAVE_STORED || save->sink.dead)
+        return;
+    save->state = report->state;
+    if (report->state == SAVE_BUDGET)
+        save_end(save, CALLSIGHT_CAUSE_BUDGET, "the capture has reached its budget");
+    else
+        save_end(save, CALLSIGHT_CAUSE_IO, strerror(report->error));
+}
+
+/* Hears what the process reports; 0 when it is gone. */
+static int save_hear(struct save *save)
+{
+    struct save_report report;
+    for (;;) {
+        ssize_t count = recv(save->socket, save->heard + save->heard_count,
+                             sizeof save->heard - save->heard_count, MSG_DONTWAIT);
+        if (count <= 0)
+            return count < 0 && (errno == EAGAIN || errno == EINTR);
+        save->heard_count += (size_t)count;
+        if (save->heard_count < sizeof save->heard)
+            continue;
+        memcpy(&report, save->heard, sizeof report);
+        save->heard_count = 0;
+        save_hear_one(save, &report);
+    }
+}
+
+/* Sends what the socket takes; returns how much. */
+static size_t save_send(const struct save *save, const unsigned char *bytes, size_t count)
+{
+    ssize_t sent = count > 0 ? send(save->socket, bytes, count, MSG_NOSIGNAL) : 0;
+    return sent > 0 ? (size_t)sent : 0;
+}
+
+static void save_send_queue(struct save *save)
+{
+    struct parcel *parcel;
+    while ((parcel = sink_at(&save->sink, save->sent)) != NULL) {
+        size_t sent = save_send(save, parcel->bytes + save->sent_bytes,
+                                parcel->count - save->sent_bytes);
+        if (sent == 0)
+            return;
+        save->sent_bytes += sent;
+        if (save->sent_bytes < parcel->count)
+            continue;
+        save->sent_bytes = 0;
+        save->sent++;
+    }
+}
+
+/* Does what can be done at once. */
+static void save_pump(struct save *save)
+{
+    if (!save->sink.on || save->opening_count == 0)
+        return;
+    if (!save_hear(save) && !save->sink.dead)
+        save_end(save, CALLSIGHT_CAUSE_IO, "the process that writes there is gone");
+    save->opening_sent += save_send(save, save->opening + save->opening_sent,
+                                    save->opening_count - save->opening_sent);
+    if (save->opening_sent < save->opening_count)
+        return;
+    save->rest_sent += save_send(save, save->rest + save->rest_sent,
+                                 save->rest_count - save->rest_sent);
+    if (save->rest_sent == save->rest_count)
+        save_send_queue(save);
+}
+
+static struct pollfd save_poll(const struct save *save)
+{
+    int sends = save->opening_sent < save->opening_count
+                || sink_at(&save->sink, save->sent) != NULL;
+    struct pollfd ready = { sink_works(&save->sink) ? save->socket : -1,
+                            (short)(POLLIN | (sends ? POLLOUT : 0)), 0 };
+    return ready;
+}
+
+/* Puts the last chunk behind what the process has, and waits for its end; 0 if it did not end. */
+static int save_finish(struct save *save, const unsigned char *tail, size_t count)
+{
+    uint64_t end = now_ns() + STOP_NS;
+    size_t sent = 0;
+    pid_t over = 0;
+    save->rest = get_memory(save->rest, save->rest_count + count);
+    memcpy(save->rest + save->rest_count, tail, count);
+    save->rest_count += count;
+    for (; now_ns() < end && save->rest_sent < save->rest_count; save->rest_sent += sent) {
+        sent = save_send(save, save->rest + save->rest_sent, save->rest_count - save->rest_sent);
+        if (sent == 0)
+            nap(MS);
+    }
+    shutdown(save->socket, SHUT_WR);
+    while ((over = waitpid(save->process, NULL, WNOHANG)) == 0 && now_ns() < end)
+        nap(MS);
+    return over == save->process;
+}

@@ -1,0 +1,129 @@
+//! What a server acknowledges has left the ring, and what it does not comes again.
+
+use std::time::Duration;
+
+use crate::support::{Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
+
+fn functions(server: &Server, index: usize, tid: u32) -> Vec<u64> {
+    server.capture(index).calls_of(tid).iter().map(|event| event.func).collect()
+}
+
+/// A drain that connects again.
+fn reconnecting(ring: &Ring, port: u16) -> Drain {
+    let port = port.to_string();
+    Drain::with_arguments(&drain_binary(), &["--reconnect", &ring.name, "127.0.0.1", &port])
+}
+
+/// Stores a call, waiting for the drain where the ring is full.
+fn store(writer: &mut Writer<'_>, call: u64) {
+    wait_until("there is room", || writer.store_where_room(call));
+}
+
+#[test]
+fn a_stream_cut_many_times_has_no_gap_and_no_repeat() {
+    // Behind a chunk that was kept, and behind one that was not.
+    let server = Server::cutting(|connection, chunk| {
+        (connection < 20 && chunk == 1 + connection % 5).then_some(connection % 2 == 0)
+    });
+    let ring = Ring::new("cut", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = reconnecting(&ring, server.port);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    for call in 1..=600_000 {
+        store(&mut writer, call);
+    }
+    writer.retire();
+    drop(process);
+    drain.end_well();
+    let capture = server.capture(0);
+    assert!(functions(&server, 0, 7).into_iter().eq(1..=600_000));
+    assert!(capture.connections > 20, "{} connections", capture.connections);
+    assert_eq!(capture.repeated, 0);
+    capture.check_counts();
+}
+
+#[test]
+fn a_server_that_is_not_there_yet_is_waited_for() {
+    let port = Server::start().port;
+    let ring = Ring::new("later", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    // A port where nobody listens: that server's thread goes on, so another one is taken.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+    let later = free.local_addr().expect("an address").port();
+    assert_ne!(port, later);
+    drop(free);
+    let mut drain = reconnecting(&ring, later);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    assert!((1..=5).all(|call| writer.store(call)));
+    drop(process);
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(drain.is_running(), "the ring is over, but nobody has its events");
+    let server = Server::on(later, |_, _| None);
+    drain.end_well();
+    assert!(functions(&server, 0, 7).into_iter().eq(1..=5));
+}
+
+#[test]
+fn what_was_not_acknowledged_is_still_in_the_ring() {
+    let server =
+        Server::cutting(|connection, chunk| (connection == 0 && chunk == 3).then_some(false));
+    let ring = Ring::new("unacked", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let first = Drain::start(&drain_binary(), &ring.name, server.port);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    let mut call = 0;
+    let mut first = Some(first);
+    while first.as_mut().is_some_and(|drain| drain.is_running()) {
+        call += 1;
+        // Not more than half of the ring: beyond that it is given back all the same.
+        if call < 10_000 {
+            store(&mut writer, call);
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    let last = call.min(9_999);
+    let (code, said) = first.take().expect("there").end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("is still in the ring"), "{said}");
+    writer.retire();
+    drop(process);
+    Drain::start(&drain_binary(), &ring.name, server.port).end_well();
+    let all: Vec<u64> = [functions(&server, 0, 7), functions(&server, 1, 7)].concat();
+    assert!(all.into_iter().eq(1..=last));
+}
+
+#[test]
+fn a_killed_drain_repeats_only_what_was_not_acknowledged() {
+    let server = Server::start();
+    let ring = Ring::new("killed", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    let mut call = 0;
+    for stream in 0..10 {
+        let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+        let until = call + 1000 + stream * 777;
+        while call < until {
+            call += 1;
+            store(&mut writer, call);
+        }
+        drain.signal(libc::SIGKILL);
+        drain.end();
+    }
+    writer.retire();
+    drop(process);
+    Drain::start(&drain_binary(), &ring.name, server.port).end_well();
+    let mut all = Vec::new();
+    for stream in 0..=10 {
+        let calls = functions(&server, stream, 7);
+        let Some(first) = calls.first() else { continue };
+        assert!(calls.is_sorted(), "stream {stream}");
+        assert!(*first <= all.len() as u64 + 1, "a gap before stream {stream}");
+        all.truncate(*first as usize - 1);
+        all.extend(calls);
+    }
+    assert!(all.into_iter().eq(1..=call));
+}
