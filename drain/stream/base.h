@@ -18,8 +18,9 @@
 #define SWEEP_NS (50 * MS)
 #define STOP_NS (2 * SECOND)
 #define SETTLE_NS (200 * MS)
-#define NAP_BUSY_NS (200 * 1000ull)
-#define NAP_IDLE_NS (2 * MS)
+#define NAP_SHORT_NS (50 * 1000ull)
+#define NAP_LONG_NS (2 * MS)
+#define FILL_BYTES_PER_NS 3 /* how fast two busy cores fill a ring */
 /* A hook interrupted by a signal whose handler is traced leaves its slot open for a while; this
  * many of them inside one another are looked for in a page that is still written. */
 #define NESTED_HOOKS 8
@@ -74,6 +75,12 @@ static int replace32(uint32_t *at, uint32_t expected, uint32_t value)
 {
     return __atomic_compare_exchange_n(at, &expected, value, 0, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
+}
+
+/* The time of a stored event; 0 where none is stored yet. */
+static uint64_t slot_ts(const unsigned char *event)
+{
+    return load64((const uint64_t *)(const void *)event);
 }
 
 /* ---- Messages, time, signals ---------------------------------------------------------------- */

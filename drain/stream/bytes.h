@@ -72,6 +72,7 @@ static size_t bytes_move(struct byte_ring *bytes)
 {
     outlet_pump(bytes->outlet);
     bytes_release(bytes);
+    outlet_hurry(bytes->outlet, bytes->ring->header, bytes->ring->capacity);
     size_t count = outlet_has_room(bytes->outlet) && bytes->taken == 0 ? bytes_copy(bytes) : 0;
     if (count == 0)
         return 0;
@@ -79,7 +80,7 @@ static size_t bytes_move(struct byte_ring *bytes)
         struct callsight_event event;
         memcpy(&event, bytes->raw + at, sizeof event);
         struct feed feed = {
-            { 0, bytes->mapped_by, event.tid }, 0, 0, { 0, 0, 0, 0 }, 0, { 0, 0, 0 },
+            { 0, bytes->mapped_by, event.tid }, 0, 0, { 0, 0, 0, 0 }, 0, { 0, 0, 0 }, 0,
         };
         outlet_take(bytes->outlet, &feed, &event);
     }

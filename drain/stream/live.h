@@ -6,7 +6,8 @@
  * of raw events are sent, which are done with when the socket has them.
  */
 
-#define GREETING_NS (300 * MS) /* how long a server may take to greet that will be sent blocks */
+#define GREETING_NS SECOND      /* how long a server may take to greet that will be sent blocks */
+#define HURRIED_NS (50 * MS)    /* ... when the ring fills up meanwhile */
 #define RESUME_NS (5 * SECOND) /* ... and to say what it has of our stream */
 #define RETRY_NS (100 * MS)
 #define DEAD_PEER_MS 6000 /* sent, and not even received by the other kernel */
@@ -38,6 +39,7 @@ struct live {
     enum live_form form;
     int said_down;
     int was_refused; /* it has failed to connect */
+    int hurries;     /* the ring fills up */
     uint64_t since_ns; /* when the state began; in LIVE_DOWN when it ends */
     uint64_t first_try_ns;
     size_t opening_count;
@@ -314,7 +316,8 @@ static void live_pump(struct live *live)
         live_hear(live);
     if (live->state >= LIVE_OPENING && live->opening_sent < live->opening_count)
         live_open(live);
-    if (live->state == LIVE_OPENING && now_ns() - live->since_ns >= GREETING_NS)
+    if (live->state == LIVE_OPENING
+        && now_ns() - live->since_ns >= (live->hurries ? HURRIED_NS : GREETING_NS))
         live_speak_raw(live);
     if (live->state == LIVE_RESUMING && now_ns() - live->since_ns > RESUME_NS)
         live_lost(live, "the server greets, but does not say what it has");

@@ -30,20 +30,14 @@ static void take_events(struct pool *pool, uint32_t index)
     const unsigned char *bytes = page_bytes_at(pool, index);
     uint32_t end = pool->ring->layout.page_bytes, from = page->read;
     struct feed feed = feed_of(pool, index);
-    struct callsight_event event;
-    uint64_t ts;
-    while (page->read < end && (ts = slot_ts(bytes + page->read)) != 0) {
-        memcpy(&event, bytes + page->read, EVENT_BYTES);
-        event.ts = ts;
-        if (event.kind == CALLSIGHT_KIND_MARKER
-            && page->read >= PAGE_START + (LOSS_PIECES - 1) * EVENT_BYTES)
-            hear_loss(pool, bytes + page->read);
-        outlet_take(pool->outlet, &feed, &event);
-        page->read += EVENT_BYTES;
-        page->last_ts = ts;
-        feed.number++;
-        feed.part.read = page->read;
+    int kind;
+    while ((kind = outlet_take_run(pool->outlet, &feed, bytes, end)) >= 0) {
+        const uint32_t last = feed.part.read - EVENT_BYTES;
+        if (kind == CALLSIGHT_KIND_MARKER && last >= PAGE_START + (LOSS_PIECES - 1) * EVENT_BYTES)
+            hear_loss(pool, bytes + last);
     }
+    page->read = feed.part.read;
+    page->last_ts = feed.last_ts;
     pool->delivered += (page->read - from) / EVENT_BYTES;
     pool->moved += (page->read - from) / EVENT_BYTES;
     if (page->read != from)
@@ -202,8 +196,10 @@ static void pool_pass(struct pool *pool, int at_all)
     pool->moved = pool->stuck = 0;
     outlet_pump(pool->outlet);
     pool_release(pool);
-    if (!outlet_has_room(pool->outlet))
+    if (!outlet_has_room(pool->outlet)) {
+        outlet_hurry(pool->outlet, pool->ring->header, pool->ring->capacity);
         return;
+    }
     pool->look++;
     pool->out_of_step = 0;
     look(pool, at_all, 0);

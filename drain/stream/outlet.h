@@ -6,9 +6,9 @@
  * given back and is in no sink yet; the numbers of the records tell how much that is.
  */
 
-#define PACKERS 24u
-#define BLOCK_AGE_NS (5 * MS) /* how long a record may wait for others of its writer */
-#define MEETING_NS (500 * MS) /* how long the file waits for the server to say what it takes */
+#define PACKERS 64u
+#define BLOCK_AGE_NS (20 * MS) /* how long a record may wait for others of its writer */
+#define MEETING_NS SECOND /* how long the file waits for the server to say what it takes */
 #define PROMPT_PARCELS 256u   /* with more in every queue, blocks wait until they are full */
 
 struct writer_id {
@@ -25,6 +25,7 @@ struct feed {
     uint32_t lost[4];
     int numbered; /* 0 in a version 2 ring, which has no pages either */
     struct part part; /* all before the next record */
+    uint64_t last_ts;
 };
 
 /* A block that is being filled, and what it holds of the ring. */
@@ -263,7 +264,7 @@ static struct packer *outlet_find_packer(struct outlet *outlet, const struct fee
         if (at->filling && at->writer.tid == feed->writer.tid
             && at->writer.pid == feed->writer.pid) {
             if (packer_is_of(at, &feed->writer) && packer_goes_on(at, feed)
-                && pack_has_room(at->pack))
+                && pack_room(at->pack) > 0)
                 return at;
             if (feed->numbered && packer_is_of(at, &feed->writer))
                 parts_add(&at->parts, &feed->part);
@@ -283,30 +284,75 @@ static struct packer *outlet_packer(struct outlet *outlet, const struct feed *fe
 {
     struct packer *packer = outlet->current;
     if (packer == NULL || !packer_is_of(packer, &feed->writer) || !packer_goes_on(packer, feed)
-        || !pack_has_room(packer->pack))
+        || pack_room(packer->pack) == 0)
         packer = outlet->current = outlet_find_packer(outlet, feed);
     return packer;
 }
 
 /* ---- What comes in --------------------------------------------------------------------------- */
 
+static int is_call(const struct callsight_event *event)
+{
+    return event->kind == CALLSIGHT_KIND_ENTER || event->kind == CALLSIGHT_KIND_EXIT;
+}
+
+/* Takes the next record of `feed` as it is. */
+static void outlet_take_raw(struct outlet *outlet, const struct feed *feed,
+                            const struct callsight_event *event)
+{
+    raw_room(outlet, feed, EVENT_BYTES);
+    raw_add(outlet, event);
+    outlet->raw.events += (uint64_t)is_call(event);
+    outlet->raw.records += !outlet->makes_blocks && feed->numbered;
+}
+
 /* Takes the next record of `feed`. */
 static void outlet_take(struct outlet *outlet, const struct feed *feed,
                         const struct callsight_event *event)
 {
-    int is_call = event->kind == CALLSIGHT_KIND_ENTER || event->kind == CALLSIGHT_KIND_EXIT;
-    outlet->events += (uint64_t)is_call;
-    if (outlet->makes_raw) {
-        raw_room(outlet, feed, EVENT_BYTES);
-        raw_add(outlet, event);
-        outlet->raw.events += (uint64_t)is_call;
-        outlet->raw.records += !outlet->makes_blocks && feed->numbered;
-    }
+    outlet->events += (uint64_t)is_call(event);
+    if (outlet->makes_raw)
+        outlet_take_raw(outlet, feed, event);
     if (outlet->makes_blocks) {
         struct packer *packer = outlet_packer(outlet, feed);
         pack_record(packer->pack, event, 0);
         packer->records += (uint32_t)feed->numbered;
     }
+}
+
+/* Takes the records of the page at `bytes` that follow one another, up to one that is no call, or
+ * to `end`; `feed` goes on. Returns that one's kind, or -1 when all are taken. */
+static int outlet_take_run(struct outlet *outlet, struct feed *feed, const unsigned char *bytes,
+                           uint32_t end)
+{
+    struct callsight_event event;
+    struct packer *packer = NULL;
+    uint32_t room = 0, calls = 0;
+    int stopped = -1;
+    uint64_t ts;
+    while (stopped < 0 && feed->part.read < end
+           && (ts = slot_ts(bytes + feed->part.read)) != 0) {
+        memcpy(&event, bytes + feed->part.read, EVENT_BYTES);
+        event.ts = ts;
+        if (outlet->makes_raw)
+            outlet_take_raw(outlet, feed, &event);
+        if (outlet->makes_blocks) {
+            if (room == 0) {
+                packer = outlet_packer(outlet, feed);
+                room = pack_room(packer->pack);
+            }
+            room--;
+            packer->records++;
+            pack_record(packer->pack, &event, 0);
+        }
+        feed->number++;
+        feed->part.read += EVENT_BYTES;
+        feed->last_ts = ts;
+        calls += (uint32_t)is_call(&event);
+        stopped = is_call(&event) ? -1 : event.kind;
+    }
+    outlet->events += calls;
+    return stopped;
 }
 
 /* Takes `count` records that the drain itself says of the writer of `feed`. */
@@ -373,8 +419,17 @@ static int outlet_has_room(const struct outlet *outlet)
 {
     const struct live *live = &outlet->live;
     int meets = sink_works(&live->sink) && live->form == FORM_UNKNOWN;
-    int waits = meets && !live->was_refused && outlet->now_ns - outlet->opened_ns < MEETING_NS;
+    int waits = meets && !live->was_refused && !live->hurries
+                && outlet->now_ns - outlet->opened_ns < MEETING_NS;
     return (sink_has_room(&outlet->save.sink) && !waits) || (sink_has_room(&live->sink) && !meets);
+}
+
+/* Takes note of how full the ring is while nothing is taken. */
+static void outlet_hurry(struct outlet *outlet, const struct callsight_ring_header *ring,
+                         uint32_t capacity)
+{
+    if (load64(&ring->head) - load64(&ring->tail) > capacity / 2)
+        outlet->live.hurries = 1;
 }
 
 /* Whether no sink is left. */

@@ -93,11 +93,6 @@ static uint64_t *free_bits_at(const struct pool *pool, uint32_t index)
     return (uint64_t *)(void *)(pool->ring->map + CALLSIGHT_RING_BITMAP_OFFSET) + index / 64;
 }
 
-static uint64_t slot_ts(const unsigned char *event)
-{
-    return load64((const uint64_t *)(const void *)event);
-}
-
 static int same_writer(const struct slot *slot, const struct page *page)
 {
     return slot->pid == page->pid && slot->start == page->start && slot->tid == page->tid;
@@ -161,15 +156,15 @@ static void give_back(struct pool *pool, struct parcel *parcel)
     parcel_done(parcel);
 }
 
-/* Gives back all that the sinks have. What they have not is given back too when it is more than
- * half of the ring: the traced processes would lose events before the sinks do. */
+/* Gives back all that the sinks have. What they have not is given back too when it is most of
+ * the ring: the traced processes would lose events before the sinks do. */
 static void pool_release(struct pool *pool)
 {
     uint32_t page_count = pool->ring->layout.page_count;
     struct parcel *parcel;
-    if (pool->held > page_count / 4)
+    if (pool->held > page_count / 2)
         outlet_seal_all(pool->outlet);
-    while ((parcel = outlet_release(pool->outlet, pool->held > page_count / 2)) != NULL)
+    while ((parcel = outlet_release(pool->outlet, pool->held > page_count / 4 * 3)) != NULL)
         give_back(pool, parcel);
 }
 
@@ -187,6 +182,7 @@ static struct feed feed_of(const struct pool *pool, uint32_t index)
           page->lost_before[3] + torn },
         1,
         { page->read, (uint16_t)index, page->over },
+        page->last_ts,
     };
     return feed;
 }

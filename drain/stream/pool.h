@@ -119,6 +119,7 @@ static int tell_untold(struct pool *pool, uint32_t index)
         { 0, 0, 0, 0 },
         1,
         { 0, 0, 0 },
+        0,
     };
     if (left == 0)
         return 0;
@@ -403,17 +404,19 @@ static int pool_close(struct pool *pool)
     return 1;
 }
 
-/* How long to wait for more, from how long it was the last time. */
+/* How long to wait for more, from how long it was the last time. While events come, as long as it
+ * takes to fill a quarter of the ring: every look costs the same, however much it finds. */
 static uint64_t nap_after(const struct pool *pool, uint64_t last_ns)
 {
+    uint32_t capacity = pool->ring->layout.capacity;
+    uint64_t busy_ns = capacity / 4 / FILL_BYTES_PER_NS;
+    busy_ns = busy_ns < NAP_SHORT_NS ? NAP_SHORT_NS : busy_ns;
     if (!outlet_has_room(pool->outlet))
-        return NAP_IDLE_NS;
-    if (pool->moved >= CALLSIGHT_CHUNK_RAW_BYTES / EVENT_BYTES / 2)
+        return NAP_LONG_NS;
+    if (pool->moved * EVENT_BYTES >= capacity / 8)
         return 0;
-    if (pool->moved > 0)
-        return NAP_BUSY_NS;
-    return last_ns * 2 + NAP_BUSY_NS / 4 < NAP_IDLE_NS ? last_ns * 2 + NAP_BUSY_NS / 4
-                                                       : NAP_IDLE_NS;
+    uint64_t nap_ns = pool->moved > 0 ? busy_ns : last_ns * 2 + NAP_SHORT_NS;
+    return nap_ns < NAP_LONG_NS ? nap_ns : NAP_LONG_NS;
 }
 
 /* Moves events until every process is gone, or until told to stop; returns which (END_*). */
