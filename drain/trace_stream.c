@@ -55,6 +55,7 @@
 #include "stream/live.h"
 #include "stream/save.h"
 #include "stream/outlet.h"
+#include "stream/spare.h"
 #include "stream/ring.h"
 #include "stream/pages.h"
 #include "stream/look.h"
@@ -95,11 +96,9 @@ static void say_sink(const struct outlet *outlet, const struct sink *sink, const
     uint64_t dropped = sink_dropped(sink);
     if (!sink->on)
         return;
-    fprintf(stderr, "trace_stream: %s: %" PRIu64 " delivered, %" PRIu64 " dropped", name,
-            sink->delivered, dropped);
-    say_dropped(sink->dropped);
-    fprintf(stderr, ", unaccounted=%" PRId64 "\n",
-            (int64_t)(outlet->events - sink->delivered - dropped));
+    say("%s: %" PRIu64 " delivered, %" PRIu64 " dropped%s, unaccounted=%" PRId64, name,
+        sink->delivered, dropped, dropped_text(sink->dropped),
+        (int64_t)(outlet->events - sink->delivered - dropped));
 }
 
 /* Drains one ring, to its end or until told to stop; returns the exit code. */
@@ -112,7 +111,6 @@ static int drain_ring(struct ring *ring, struct outlet *outlet)
         reason = drain_pages(ring, outlet, &counts);
     else
         reason = drain_bytes(ring, outlet, &counts);
-    outlet_finish_save(outlet);
     release_claim();
     if (save->on) {
         say_sink(outlet, live, "live");
@@ -207,6 +205,7 @@ int main(int argc, char **argv)
     read_arguments(&arguments, argc, argv);
     ring_name(&ring, arguments.ring);
     install_signals();
+    atexit(spare_remove);
     outlet_prepare(&outlet);
     if (arguments.host != NULL)
         live_prepare(&outlet.live, arguments.host, arguments.port, arguments.reconnects);

@@ -4,7 +4,10 @@
 //! `trace_stream.c` moves the events of a ring to a server, to a file, or to both. It is built on the
 //! device by `cc -O2 -o trace_stream trace_stream.c zstd.c`, beside the two headers. The build step
 //! puts both together: the first from `drain/trace_stream.c` and its parts in `drain/stream`, the
-//! second from the sources of the `zstd-sys` package.
+//! second from the sources of the `zstd-sys` package. [`RingWords`] is what others may change in a
+//! ring.
+
+mod words;
 
 use std::ffi::{CString, OsString, c_char, c_int};
 use std::os::unix::ffi::OsStringExt;
@@ -12,6 +15,8 @@ use std::ptr;
 
 // Linked for the compressor, which the compiled drain calls.
 use zstd_sys as _;
+
+pub use words::RingWords;
 
 /// The drain.
 pub const TRACE_STREAM_C: &str = include_str!(concat!(env!("OUT_DIR"), "/trace_stream.c"));

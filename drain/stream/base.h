@@ -103,9 +103,15 @@ static void release_claim(void)
 static void say_with(const char *format, va_list arguments) __attribute__((format(printf, 1, 0)));
 static void say_with(const char *format, va_list arguments)
 {
-    fputs("trace_stream: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    char line[2048];
+    size_t count = (size_t)snprintf(line, sizeof line, "trace_stream: ");
+    int more = vsnprintf(line + count, sizeof line - count - 1, format, arguments);
+    count += more > 0 ? (size_t)more : 0;
+    count = count < sizeof line - 1 ? count : sizeof line - 2;
+    line[count++] = '\n';
+    /* In one piece: another process may write there too. */
+    ssize_t written = write(STDERR_FILENO, line, count);
+    (void)written;
 }
 
 static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -155,7 +155,9 @@ static uint32_t drain_bytes(struct ring *ring, struct outlet *outlet, struct cou
     if (reason == CALLSIGHT_END_DONE)
         counts->dropped[CALLSIGHT_CAUSE_FULL] = dropped;
     outlet_tell_dropped(outlet, sum_dropped(counts), 0);
-    outlet_finish(outlet, make_end(reason, counts, outlet->blocks));
+    const struct fields *end = make_end(reason, counts, outlet->blocks);
+    outlet_finish(outlet, end);
+    outlet_finish_save(outlet, end);
     bytes_release(&bytes);
     counts->delivered -= bytes.taken;
     return reason;

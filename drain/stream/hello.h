@@ -198,17 +198,22 @@ static const struct fields *make_end(uint32_t reason, const struct counts *count
     return &fields;
 }
 
-/* Puts what was dropped, by cause, behind a number of it. */
-static void say_dropped(const uint64_t *dropped)
+/* What was dropped, by cause, to stand behind the number of it. */
+static const char *dropped_text(const uint64_t *dropped)
 {
+    static char text[CALLSIGHT_CAUSES * 40];
     const char *opening = " (";
+    size_t count = 0;
+    text[0] = 0;
     for (int cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
         if (dropped[cause] == 0)
             continue;
-        fprintf(stderr, "%s%s %" PRIu64, opening, cause_names[cause], dropped[cause]);
+        count += (size_t)snprintf(text + count, sizeof text - count, "%s%s %" PRIu64, opening,
+                                  cause_names[cause], dropped[cause]);
         opening = ", ";
     }
-    fputs(opening[1] == '(' ? "" : ")", stderr);
+    snprintf(text + count, sizeof text - count, "%s", count > 0 ? ")" : "");
+    return text;
 }
 
 /* The last line: what became of every event; the rest, which should be none, is counted in
@@ -216,10 +221,9 @@ static void say_dropped(const uint64_t *dropped)
 static void say_counts(const struct counts *counts, uint32_t reason)
 {
     uint64_t dropped = sum_dropped(counts);
-    int64_t rest = (int64_t)(counts->emitted - counts->delivered - dropped);
-    fprintf(stderr, "trace_stream: %s, %" PRIu64 " events forwarded, %" PRIu64 " dropped",
-            reason == CALLSIGHT_END_DONE ? "done" : "stopped", counts->events, dropped);
-    say_dropped(counts->dropped);
-    fprintf(stderr, ", %s=%" PRId64 "\n",
-            reason == CALLSIGHT_END_DONE ? "unaccounted" : "left_in_ring", rest);
+    int done = reason == CALLSIGHT_END_DONE;
+    say("%s, %" PRIu64 " events forwarded, %" PRIu64 " dropped%s, %s=%" PRId64,
+        done ? "done" : "stopped", counts->events, dropped, dropped_text(counts->dropped),
+        done ? "unaccounted" : "left_in_ring",
+        (int64_t)(counts->emitted - counts->delivered - dropped));
 }

@@ -10,7 +10,8 @@
 #define HURRIED_NS (50 * MS)    /* ... when the ring fills up meanwhile */
 #define RESUME_NS (5 * SECOND) /* ... and to say what it has of our stream */
 #define RETRY_NS (100 * MS)
-#define DEAD_PEER_MS 6000 /* sent, and not even received by the other kernel */
+#define DEAD_PEER_MS 6000 /* for so long the other kernel has answered nothing */
+#define PEER_CHECK_NS (500 * MS)
 
 enum live_state {
     LIVE_DOWN,
@@ -47,6 +48,7 @@ struct live {
     const unsigned char *opening; /* handshake and first chunk */
     uint32_t sent;          /* parcels at the front of the queue that the socket has */
     size_t sent_bytes;      /* of the parcel behind them */
+    uint64_t peer_checked_ns;
     size_t heard_count;
     unsigned char heard[CALLSIGHT_REPLY_HEADER_BYTES + CALLSIGHT_REPLY_MAX_BYTES];
     void (*on_command)(uint32_t command);
@@ -117,13 +119,11 @@ static int live_is_over(const struct live *live)
 static void set_socket_options(int handle)
 {
     int on = 1, idle_s = 2, interval_s = 1, probes = 3;
-    unsigned dead_peer_ms = DEAD_PEER_MS;
     setsockopt(handle, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(handle, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
     setsockopt(handle, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
     setsockopt(handle, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    setsockopt(handle, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_peer_ms, sizeof dead_peer_ms);
 }
 
 /* Begins to connect to the next address of the server. */
@@ -303,6 +303,29 @@ static void live_open(struct live *live)
                                     live->opening_count - live->opening_sent);
 }
 
+/* Whether the link is down: we send again and again, and nobody answers. A server that is only
+ * stopped or slow lets its kernel answer, which TCP_USER_TIMEOUT does not tell apart. */
+static int live_is_cut(struct live *live)
+{
+    struct tcp_info info;
+    socklen_t count = sizeof info;
+    uint64_t now = now_ns();
+    if (live->state < LIVE_OPENING || now - live->peer_checked_ns < PEER_CHECK_NS)
+        return 0;
+    live->peer_checked_ns = now;
+    return getsockopt(live->socket, IPPROTO_TCP, TCP_INFO, &info, &count) == 0
+           && (info.tcpi_retransmits > 0 || info.tcpi_probes > 1)
+           && info.tcpi_last_ack_recv > DEAD_PEER_MS;
+}
+
+/* How long the server may take to greet. */
+static uint64_t greeting_wait(const struct live *live)
+{
+    if (live->form == FORM_BLOCKS)
+        return RESUME_NS; /* it has greeted before */
+    return live->hurries ? HURRIED_NS : GREETING_NS;
+}
+
 /* Does what can be done at once. */
 static void live_pump(struct live *live)
 {
@@ -312,12 +335,13 @@ static void live_pump(struct live *live)
         live_dial(live);
     if (live->state == LIVE_CONNECTING)
         live_connect(live);
+    if (live_is_cut(live))
+        live_lost(live, "nothing was heard of it for some time");
     if (live->state >= LIVE_OPENING)
         live_hear(live);
     if (live->state >= LIVE_OPENING && live->opening_sent < live->opening_count)
         live_open(live);
-    if (live->state == LIVE_OPENING
-        && now_ns() - live->since_ns >= (live->hurries ? HURRIED_NS : GREETING_NS))
+    if (live->state == LIVE_OPENING && now_ns() - live->since_ns >= greeting_wait(live))
         live_speak_raw(live);
     if (live->state == LIVE_RESUMING && now_ns() - live->since_ns > RESUME_NS)
         live_lost(live, "the server greets, but does not say what it has");

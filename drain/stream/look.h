@@ -28,6 +28,8 @@ static void page_meet(struct pool *pool, uint32_t index, uint32_t pid)
     page->start = header.start;
     page->first = header.first;
     page->lost_total = header.lost_total;
+    page->begin = header.begin;
+    page->begin_lost = header.begin_lost;
     page->read = header.read;
     page->stuck_at = page->torn = 0;
     page->last_ts = 0;

@@ -8,7 +8,7 @@
 
 #define PACKERS 64u
 #define BLOCK_AGE_NS (20 * MS) /* how long a record may wait for others of its writer */
-#define MEETING_NS SECOND /* how long the file waits for the server to say what it takes */
+#define MEETING_NS (2 * SECOND) /* how long the file waits for the server to say what it takes */
 #define PROMPT_PARCELS 256u   /* with more in every queue, blocks wait until they are full */
 
 struct writer_id {
@@ -37,6 +37,7 @@ struct packer {
     uint64_t begun_ns;
     uint32_t records;
     uint32_t torn;
+    uint32_t over; /* pages that it holds to their end */
     struct parts parts;
 };
 
@@ -62,6 +63,7 @@ struct outlet {
     struct raw raw;
     struct packer *current; /* that took the last record */
     struct packer packers[PACKERS];
+    uint32_t open_pages;   /* that packers hold to their end */
     struct parcel *oldest; /* that holds parts of pages */
     struct parcel *newest;
     uint64_t added;  /* parcels, and how many of them were given back */
@@ -83,6 +85,7 @@ static void outlet_prepare(struct outlet *outlet)
     outlet->squeezed = get_memory(NULL, ZSTD_compressBound(PACK_MAX_BYTES));
     if (outlet->zstd == NULL)
         fail(EXIT_BROKEN, "get memory for the compressor: there is none left");
+    ZSTD_CCtx_setParameter(outlet->zstd, ZSTD_C_COMPRESSION_LEVEL, 1);
 }
 
 /* Puts a chunk to `out`, which has room for ZSTD_compressBound more; returns its size. */
@@ -90,8 +93,11 @@ static size_t outlet_squeeze(struct outlet *outlet, uint32_t kind, const void *r
                              size_t raw_bytes, unsigned char *out)
 {
     struct callsight_chunk_header header = { kind, (uint32_t)raw_bytes, 0 };
-    size_t squeezed = ZSTD_compressCCtx(outlet->zstd, out + sizeof header,
-                                        ZSTD_compressBound(raw_bytes), raw, raw_bytes, 1);
+    /* A block has its own checksum, and raw events are as they always were. */
+    int checked = kind != CALLSIGHT_CHUNK_BLOCK && kind != CALLSIGHT_CHUNK_EVENTS;
+    ZSTD_CCtx_setParameter(outlet->zstd, ZSTD_C_CHECKSUM_FLAG, checked);
+    size_t squeezed = ZSTD_compress2(outlet->zstd, out + sizeof header,
+                                     ZSTD_compressBound(raw_bytes), raw, raw_bytes);
     if (ZSTD_isError(squeezed))
         fail(EXIT_BROKEN, "compress %zu bytes: %s", raw_bytes, ZSTD_getErrorName(squeezed));
     header.zstd_len = (uint32_t)squeezed;
@@ -121,11 +127,19 @@ static void outlet_add(struct outlet *outlet, struct parcel *parcel)
     outlet->added++;
 }
 
+/* Whether a file without a server beside it takes nothing more, and counts what it leaves out. Where
+ * there is a server, what neither takes is left in the ring for the next drain. */
+static int outlet_only_counts(const struct outlet *outlet)
+{
+    return !outlet->live.sink.on && outlet->save.sink.dead && !outlet->save.is_gone;
+}
+
 /* Whether what a parcel holds may be given back: a sink has it, or none ever will. In the end of
  * all sinks it stays in the ring. */
 static int outlet_is_settled(const struct outlet *outlet, const struct parcel *parcel)
 {
-    int works = sink_works(&outlet->live.sink) || sink_works(&outlet->save.sink);
+    int works = sink_works(&outlet->live.sink) || sink_works(&outlet->save.sink)
+                || outlet_only_counts(outlet);
     return parcel->settled || (parcel->users == 0 && works);
 }
 
@@ -193,7 +207,7 @@ static void block_to_live(struct outlet *outlet, struct parcel *parcel)
     if (outlet->makes_raw)
         return;
     if (sink_works(&live->sink) && live->form == FORM_RAW)
-        live->sink.dropped[CALLSIGHT_CAUSE_REJECTED] += parcel->events;
+        sink_count(&live->sink, parcel, CALLSIGHT_CAUSE_REJECTED);
     else
         sink_offer(&live->sink, parcel);
 }
@@ -214,12 +228,14 @@ static void packer_seal(struct outlet *outlet, struct packer *packer)
         parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_BLOCK, outlet->block, count, &packer->parts);
         parcel->number = header->number;
         parcel->events = header->calls;
+        parcel->numbered = header->numbered;
         block_to_live(outlet, parcel);
         sink_offer(&outlet->save.sink, parcel);
     }
     parcel->records = packer->records;
     parcel->torn = packer->torn;
-    packer->records = packer->torn = 0;
+    outlet->open_pages -= packer->over;
+    packer->records = packer->torn = packer->over = 0;
     outlet_add(outlet, parcel);
 }
 
@@ -381,6 +397,8 @@ static void outlet_hold(struct outlet *outlet, const struct feed *feed, uint32_t
         if (packer_is_of(at, &feed->writer)) {
             parts_add(&at->parts, &feed->part);
             at->torn += torn;
+            at->over += feed->part.over;
+            outlet->open_pages += feed->part.over;
             return;
         }
     struct parts parts = { 0, 0, NULL };
@@ -400,13 +418,19 @@ static void outlet_seal_all(struct outlet *outlet)
             packer_seal(outlet, at);
 }
 
+/* Whether every sink has enough to do. */
+static int outlet_has_backlog(const struct outlet *outlet)
+{
+    const struct sink *live = &outlet->live.sink, *save = &outlet->save.sink;
+    return (!sink_works(live) || live->count > PROMPT_PARCELS)
+           && (!sink_works(save) || save->count > PROMPT_PARCELS);
+}
+
 /* Seals what has waited long enough for more. */
 static void outlet_seal_old(struct outlet *outlet)
 {
-    int live_waits = !sink_works(&outlet->live.sink) || outlet->live.sink.count > PROMPT_PARCELS;
-    int save_waits = !sink_works(&outlet->save.sink) || outlet->save.sink.count > PROMPT_PARCELS;
     raw_send(outlet);
-    if (live_waits && save_waits)
+    if (outlet_has_backlog(outlet))
         return;
     for (struct packer *at = outlet->packers; at < outlet->packers + PACKERS; at++)
         if (at->filling && outlet->now_ns - at->begun_ns >= BLOCK_AGE_NS)
@@ -419,9 +443,11 @@ static int outlet_has_room(const struct outlet *outlet)
 {
     const struct live *live = &outlet->live;
     int meets = sink_works(&live->sink) && live->form == FORM_UNKNOWN;
-    int waits = meets && !live->was_refused && !live->hurries
+    int soon = live->state >= LIVE_OPENING || !live->hurries;
+    int waits = meets && soon && !live->was_refused
                 && outlet->now_ns - outlet->opened_ns < MEETING_NS;
-    return (sink_has_room(&outlet->save.sink) && !waits) || (sink_has_room(&live->sink) && !meets);
+    return (sink_has_room(&outlet->save.sink) && !waits) || (sink_has_room(&live->sink) && !meets)
+           || outlet_only_counts(outlet);
 }
 
 /* Takes note of how full the ring is while nothing is taken. */
@@ -435,7 +461,8 @@ static void outlet_hurry(struct outlet *outlet, const struct callsight_ring_head
 /* Whether no sink is left. */
 static int outlet_is_dead(const struct outlet *outlet)
 {
-    return !sink_works(&outlet->live.sink) && !sink_works(&outlet->save.sink);
+    return !sink_works(&outlet->live.sink) && !sink_works(&outlet->save.sink)
+           && !outlet_only_counts(outlet);
 }
 
 /* Whether all that was taken is where it should be, and more could be. */
@@ -474,7 +501,7 @@ static void outlet_pump(struct outlet *outlet)
     if (sink_works(&live->sink) && live_is_over(live))
         outlet_bury_live(outlet);
     int makes_raw = sink_works(&live->sink) && live->form == FORM_RAW;
-    int makes_blocks = sink_works(&outlet->save.sink)
+    int makes_blocks = sink_works(&outlet->save.sink) || outlet_only_counts(outlet)
                        || (sink_works(&live->sink) && live->form != FORM_RAW);
     if (makes_raw != outlet->makes_raw || makes_blocks != outlet->makes_blocks)
         outlet_seal_all(outlet);
@@ -547,24 +574,42 @@ static void outlet_tell_dropped(struct outlet *outlet, uint64_t dropped, int pag
     outlet_add(outlet, parcel);
 }
 
-/* Where both sinks stand; grows with whatever they do. */
+/* Where both sinks stand. */
 static uint64_t outlet_progress(const struct outlet *outlet)
 {
     const struct live *live = &outlet->live;
-    return live->sink.delivered + live->sent_bytes + live->sent + (uint64_t)live->state
-           + outlet->save.stored + outlet->save.sent_bytes - live->sink.count;
+    return live->sent_bytes + live->sent + outlet->save.stored + outlet->save.sent_bytes
+           - live->sink.count;
+}
+
+/* What a sink did not get. */
+static void add_sink(struct fields *fields, unsigned key, const struct sink *sink)
+{
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++) {
+        unsigned char value[20];
+        put_le(value, cause, 4);
+        put_le(value + 4, sink->dropped[cause], 8);
+        put_le(value + 12, sink->dropped_records[cause], 8);
+        if (sink->dropped[cause] != 0 || sink->dropped_records[cause] != 0)
+            add_field(fields, key, value, sizeof value);
+    }
 }
 
 /* Sends the counts of the end, and waits until every sink has all, or will not get it: as long as
  * the server takes, but not for ever once we are told to stop. */
 static void outlet_finish(struct outlet *outlet, const struct fields *end)
 {
+    static struct fields for_live;
     struct live *live = &outlet->live;
     outlet_seal_all(outlet);
     struct parcel *parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_END, end->bytes, end->count, NULL);
+    sink_offer(&outlet->save.sink, parcel);
+    outlet_add(outlet, parcel);
+    for_live = *end;
+    add_sink(&for_live, CALLSIGHT_END_SINK_DROPPED, &live->sink);
+    parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_END, for_live.bytes, for_live.count, NULL);
     parcel->number = live->form == FORM_RAW ? 0 : outlet->blocks + 1;
     sink_offer(&live->sink, parcel);
-    sink_offer(&outlet->save.sink, parcel);
     outlet_add(outlet, parcel);
     uint64_t progress = 0, since_ns = now_ns();
     while (live->sink.count > 0 || outlet->save.sink.count > 0) {
@@ -585,21 +630,24 @@ static void outlet_finish(struct outlet *outlet, const struct fields *end)
     }
 }
 
-/* The last chunk of the capture: what did not get into it. */
-static void outlet_finish_save(struct outlet *outlet)
+/* The last chunks of the capture: what was sent in all, and what did not get into it. */
+static void outlet_finish_save(struct outlet *outlet, const struct fields *end)
 {
     static struct fields tail;
-    unsigned char chunk[TAIL_BYTES];
+    unsigned char chunks[TAIL_BYTES];
+    size_t count = 0;
     struct save *save = &outlet->save;
     if (!save->sink.on)
         return;
     if (save->sink.count > 0)
         save_end(save, CALLSIGHT_CAUSE_UNACKED, "it did not keep up before the end");
-    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
-        add_dropped(&tail, CALLSIGHT_SINK_DROPPED, cause, save->sink.dropped[cause]);
+    add_sink(&tail, CALLSIGHT_SINK_DROPPED, &save->sink);
     add_number(&tail, CALLSIGHT_SINK_REASON, CALLSIGHT_STOP_REASON_CLOSED, 4);
-    size_t count = outlet_squeeze(outlet, CALLSIGHT_CHUNK_SINK, tail.bytes, tail.count, chunk);
-    if (!save_finish(save, chunk, count) && !save->sink.dead)
+    /* One that works has it already. */
+    if (save->sink.dead)
+        count = outlet_squeeze(outlet, CALLSIGHT_CHUNK_END, end->bytes, end->count, chunks);
+    count += outlet_squeeze(outlet, CALLSIGHT_CHUNK_SINK, tail.bytes, tail.count, chunks + count);
+    if (!save_finish(save, chunks, count) && !save->sink.dead)
         say("write to %s: its last chunk is not there yet; it is left to the process that writes",
             save->folder);
 }

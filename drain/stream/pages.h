@@ -9,6 +9,8 @@ struct page {
     uint64_t start;
     uint64_t first;
     uint64_t lost_total;
+    uint64_t begin;      /* as `first` and `lost_total`, when its thread began */
+    uint64_t begin_lost;
     uint64_t last_ts;
     uint64_t stuck_since_ns;
     uint32_t lost_before[4];
@@ -28,7 +30,9 @@ struct page {
 struct slot {
     uint64_t start;
     uint64_t next;       /* number of the record behind the last page that is over */
-    uint64_t lost_total; /* as in the last page */
+    uint64_t lost_total; /* as in the last page, like the next two */
+    uint64_t begin;
+    uint64_t begin_lost;
     uint64_t newest_first; /* number of the newest page seen */
     uint64_t lead_ts;
     uint64_t last_ts;
@@ -38,6 +42,7 @@ struct slot {
     uint32_t tid;
     uint32_t look;
     uint32_t named_tid; /* whose name is in `name` */
+    uint64_t heard;     /* events that the writer's own loss notes tell */
     uint64_t told_at;   /* its last losses were told: what the outlet had been given then */
     uint64_t asked_ns;  /* when its name was asked for */
     uint64_t ask_every_ns;
@@ -156,15 +161,16 @@ static void give_back(struct pool *pool, struct parcel *parcel)
     parcel_done(parcel);
 }
 
-/* Gives back all that the sinks have. What they have not is given back too when it is most of
- * the ring: the traced processes would lose events before the sinks do. */
+/* Gives back all that the sinks have. What they have not is given back too when it is more than
+ * half of the ring: the traced processes would lose events before the sinks do. */
 static void pool_release(struct pool *pool)
 {
-    uint32_t page_count = pool->ring->layout.page_count;
+    struct outlet *outlet = pool->outlet;
+    uint32_t half = pool->ring->layout.page_count / 2;
     struct parcel *parcel;
-    if (pool->held > page_count / 2)
-        outlet_seal_all(pool->outlet);
-    while ((parcel = outlet_release(pool->outlet, pool->held > page_count / 4 * 3)) != NULL)
+    if (outlet->open_pages > half / 2)
+        outlet_seal_all(outlet);
+    while ((parcel = outlet_release(outlet, pool->held - outlet->open_pages > half)) != NULL)
         give_back(pool, parcel);
 }
 
@@ -176,8 +182,8 @@ static struct feed feed_of(const struct pool *pool, uint32_t index)
     uint32_t torn = page->torn + (same_writer(slot, page) ? slot->torn : 0);
     struct feed feed = {
         { page->start, page->pid, page->tid },
-        page->first + (page->read - PAGE_START) / EVENT_BYTES,
-        page->lost_total + torn,
+        page->first - page->begin + (page->read - PAGE_START) / EVENT_BYTES,
+        page->lost_total - page->begin_lost + torn,
         { page->lost_before[0], page->lost_before[1], page->lost_before[2],
           page->lost_before[3] + torn },
         1,

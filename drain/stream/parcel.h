@@ -5,7 +5,7 @@
  * counts the events; it never holds up another one.
  */
 
-#define QUEUE_PARCELS 4096u
+#define QUEUE_PARCELS 16384u
 #define QUEUE_BYTES (8u << 20)
 
 /* What a parcel holds of a page: all up to `read`. */
@@ -25,7 +25,8 @@ struct parcel {
     struct parcel *next; /* in the order they were made, until its parts were given back */
     uint64_t number;     /* of a block or of the end; 0 for what nobody acknowledges */
     uint64_t events;     /* enters and exits */
-    uint32_t records;    /* of the ring */
+    uint32_t numbered;   /* records that have numbers */
+    uint32_t records;    /* of the ring, that leave it with this parcel */
     uint32_t torn;
     uint32_t users;    /* queues that it is in */
     uint8_t settled;   /* some sink has it */
@@ -44,6 +45,7 @@ struct sink {
     size_t bytes;
     uint64_t delivered; /* enters and exits, as all counts here */
     uint64_t dropped[CALLSIGHT_CAUSES];
+    uint64_t dropped_records[CALLSIGHT_CAUSES]; /* those with numbers */
     char why[512]; /* it is dead */
 };
 
@@ -108,14 +110,21 @@ static int sink_has_room(const struct sink *sink)
     return sink_works(sink) && sink->count < QUEUE_PARCELS / 2 && sink->bytes < QUEUE_BYTES / 2;
 }
 
+/* The sink will not get this parcel. */
+static void sink_count(struct sink *sink, const struct parcel *parcel, unsigned cause)
+{
+    sink->dropped[cause] += parcel->events;
+    sink->dropped_records[cause] += parcel->numbered;
+}
+
 /* Hands a parcel to a sink; it is counted where the sink cannot take it. */
 static void sink_offer(struct sink *sink, struct parcel *parcel)
 {
     if (!sink->on)
         return;
     if (sink->dead || sink->count == QUEUE_PARCELS || sink->bytes + parcel->count > QUEUE_BYTES) {
-        sink->dropped[sink->dead ? CALLSIGHT_CAUSE_SINK_DEAD : CALLSIGHT_CAUSE_QUEUE]
-            += parcel->events;
+        sink_count(sink, parcel,
+                   sink->dead ? CALLSIGHT_CAUSE_SINK_DEAD : CALLSIGHT_CAUSE_QUEUE);
         return;
     }
     sink->queue[(sink->first + sink->count++) % QUEUE_PARCELS] = parcel;
@@ -151,7 +160,7 @@ static void sink_delivered(struct sink *sink)
 static void sink_drop(struct sink *sink, unsigned cause)
 {
     struct parcel *parcel = sink_take(sink);
-    sink->dropped[cause] += parcel->events;
+    sink_count(sink, parcel, cause);
     parcel_done(parcel);
 }
 

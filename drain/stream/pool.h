@@ -109,13 +109,16 @@ static int tell_untold(struct pool *pool, uint32_t index)
 {
     const struct callsight_ring_writer *writer = writer_at(pool, index);
     const struct slot *slot = &pool->slots[index];
-    int known = slot->pid == writer->pid && slot->start == writer->start;
+    int known = slot->pid == writer->pid && slot->start == writer->start
+                && slot->tid == writer->tid;
     uint64_t dropped = total_dropped(writer);
-    uint64_t left = dropped > writer->told ? dropped - writer->told : 0;
+    /* One that was killed behind its loss note has not added it up. */
+    uint64_t told = writer->told > slot->heard ? writer->told : slot->heard;
+    uint64_t left = dropped > told ? dropped - told : 0;
     struct feed feed = {
         { writer->start, load32(&writer->pid), writer->tid },
-        known ? slot->next : 0,
-        known ? slot->lost_total + slot->torn : 0,
+        known ? slot->next - slot->begin : 0,
+        known ? slot->lost_total - slot->begin_lost + slot->torn : 0,
         { 0, 0, 0, 0 },
         1,
         { 0, 0, 0 },
@@ -458,6 +461,15 @@ static void uncount_unsettled(struct pool *pool, struct counts *counts)
     }
 }
 
+/* Does what the server asks of the traced processes: records, pauses or stops. */
+static void obey(uint32_t wanted)
+{
+    uint32_t now = claimed != NULL ? load32(&claimed->command) : CALLSIGHT_COMMAND_CLOSED;
+    if (now != CALLSIGHT_COMMAND_CLOSED && wanted >= CALLSIGHT_COMMAND_RECORD
+        && wanted <= CALLSIGHT_COMMAND_STOP)
+        replace32(&claimed->command, now, wanted);
+}
+
 /* Drains a version 3 ring to its end. */
 static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct counts *counts)
 {
@@ -466,6 +478,7 @@ static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct cou
     char exe[1024];
     pool.ring = ring;
     pool.outlet = outlet;
+    outlet->live.on_command = obey;
     take_over(&pool);
     uint32_t pid = first_process(&pool);
     noted_exe(&pool, pid, exe, sizeof exe);
@@ -476,7 +489,9 @@ static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct cou
     count(&pool, counts);
     settle(&pool, reason, counts);
     outlet_tell_dropped(outlet, sum_dropped(counts), 1);
-    outlet_finish(outlet, make_end(reason, counts, outlet->blocks));
+    const struct fields *end = make_end(reason, counts, outlet->blocks);
+    outlet_finish(outlet, end);
+    outlet_finish_save(outlet, end);
     uncount_unsettled(&pool, counts);
     return reason;
 }

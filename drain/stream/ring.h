@@ -4,16 +4,6 @@
  * it, and how long it is, is asked of the kernel; its header must agree.
  */
 
-/* Where everything is in a version 3 ring: RingLayout of callsight-format. */
-struct layout {
-    uint32_t page_bytes;
-    uint32_t page_count;
-    uint32_t slot_count;
-    uint32_t pages_offset;
-    uint32_t capacity;
-    uint64_t total_bytes;
-};
-
 struct ring {
     char path[320];
     int file;
@@ -27,27 +17,6 @@ struct ring {
     uint32_t capacity;
     struct layout layout; /* version 3 */
 };
-
-static struct layout layout_of(uint64_t asked)
-{
-    if (asked < CALLSIGHT_RING_MIN_BYTES || asked > UINT32_MAX)
-        asked = CALLSIGHT_RING_DEFAULT_BYTES;
-    uint64_t page_bytes = 1024;
-    while (page_bytes < 16 << 10 && page_bytes * 2 * 64 <= asked)
-        page_bytes *= 2;
-    while (asked / page_bytes > CALLSIGHT_RING_MAX_PAGES)
-        page_bytes *= 2;
-    uint64_t pages = asked / page_bytes;
-    uint64_t slots = pages * 2 < 64 ? 64 : pages * 2;
-    uint64_t align = page_bytes > 4096 ? page_bytes : 4096;
-    uint64_t end = CALLSIGHT_RING_WRITERS_OFFSET + slots * CALLSIGHT_RING_WRITER_BYTES;
-    uint64_t pages_offset = (end + align - 1) / align * align;
-    struct layout layout = {
-        (uint32_t)page_bytes, (uint32_t)pages, (uint32_t)slots, (uint32_t)pages_offset,
-        (uint32_t)(pages * page_bytes), pages_offset + pages * page_bytes,
-    };
-    return layout;
-}
 
 static void ring_refuse(const struct ring *ring, const char *why) __attribute__((noreturn));
 static void ring_refuse(const struct ring *ring, const char *why)
@@ -189,8 +158,10 @@ static int ring_wait(struct ring *ring)
     int said = 0;
     for (; !stop_asked; nap(5 * MS)) {
         int there = ring_open(ring);
-        if (there && ring_check(ring))
+        if (there && ring_check(ring)) {
+            spare_remove();
             return 1;
+        }
         if (ring->file < 0) {
             half_made_since = 0;
         } else if (half_made_since == 0) {
@@ -201,6 +172,8 @@ static int ring_wait(struct ring *ring)
         if (ring->file < 0 && !said)
             say("waiting for a program started with TRACE_ENABLE=1 TRACE_SHM=%s",
                 strrchr(ring->path, '/'));
+        if (ring->file < 0 && !said)
+            spare_make(ring->path);
         said |= ring->file < 0;
         ring_unmap(ring);
     }

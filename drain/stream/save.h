@@ -6,7 +6,7 @@
  * the reason behind it: room for that is kept from the start.
  */
 
-#define TAIL_BYTES 1024u            /* kept for the last chunk */
+#define TAIL_BYTES 2048u            /* kept for the last two chunks */
 #define GROW_BYTES (4u << 20)       /* how much room is asked of the file system at a time */
 #define CAPTURE_TRIES 10000u
 
@@ -150,20 +150,21 @@ static size_t capture_read(const struct capture *capture, struct callsight_chunk
     return count;
 }
 
-/* Stores a chunk, or says why it cannot. The tail needs no room: it is there. */
+/* Stores a chunk, or says why it cannot. The last two need no room: it is there. */
 static void capture_store(struct capture *capture, uint32_t kind, size_t count)
 {
     struct save_report *report = &capture->report;
-    int is_tail = kind == CALLSIGHT_CHUNK_SINK;
+    int is_tail = kind == CALLSIGHT_CHUNK_SINK || kind == CALLSIGHT_CHUNK_END;
     if (report->state != SAVE_STORED && !is_tail)
         return;
-    if (!is_tail && capture->budget != 0
+    if (capture->budget != 0 && !is_tail
         && capture->bytes + count + TAIL_BYTES > capture->budget)
         report->state = SAVE_BUDGET;
     else if ((!is_tail && !capture_has_room(capture, count))
              || !capture_write(capture, capture->chunk, count))
         report->state = SAVE_FAILED;
-    report->error = report->state == SAVE_FAILED ? errno : 0;
+    if (report->state == SAVE_FAILED && report->error == 0)
+        report->error = errno;
     if (report->state == SAVE_STORED && kind != CALLSIGHT_CHUNK_HELLO)
         report->chunks++;
 }
@@ -221,7 +222,7 @@ struct save {
     uint32_t sent;     /* parcels at the front of the queue that the socket has */
     size_t sent_bytes; /* of the parcel behind them */
     uint64_t stored;   /* parcels that the process has reported */
-    uint32_t state;    /* the last report */
+    int is_gone;       /* the process */
     size_t rest_count; /* what is left of a parcel that was half sent when the process failed */
     size_t rest_sent;
     unsigned char *rest;
@@ -271,7 +272,6 @@ static void save_hear_one(struct save *save, const struct save_report *report)
     }
     if (report->state == SAVE_STORED || save->sink.dead)
         return;
-    save->state = report->state;
     if (report->state == SAVE_BUDGET)
         save_end(save, CALLSIGHT_CAUSE_BUDGET, "the capture has reached its budget");
     else
@@ -324,7 +324,8 @@ static void save_pump(struct save *save)
 {
     if (!save->sink.on || save->opening_count == 0)
         return;
-    if (!save_hear(save) && !save->sink.dead)
+    save->is_gone = !save_hear(save);
+    if (save->is_gone && !save->sink.dead)
         save_end(save, CALLSIGHT_CAUSE_IO, "the process that writes there is gone");
     save->opening_sent += save_send(save, save->opening + save->opening_sent,
                                     save->opening_count - save->opening_sent);
@@ -345,7 +346,7 @@ static struct pollfd save_poll(const struct save *save)
     return ready;
 }
 
-/* Puts the last chunk behind what the process has, and waits for its end; 0 if it did not end. */
+/* Puts the last chunks behind what the process has, and waits for its end; 0 if it did not end. */
 static int save_finish(struct save *save, const unsigned char *tail, size_t count)
 {
     uint64_t end = now_ns() + STOP_NS;

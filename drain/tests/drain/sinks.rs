@@ -117,6 +117,28 @@ fn cut_short(name: &str, options: &[&str], limit: Option<u64>, cause: Cause) {
 }
 
 #[test]
+fn a_file_alone_that_stops_at_its_budget_says_what_is_not_in_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ring = Ring::new("alone", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = start(&ring, &dir, None, &["--budget", "24K"]);
+    call(&ring, &process);
+    drop(process);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(1), "{said}");
+    let (delivered, lost) = counts(&said, "file");
+    assert!(delivered > 0 && lost > 0 && delivered + lost == CALLS, "{said}");
+    assert!(said.lines().last().is_some_and(|line| line.ends_with("unaccounted=0")), "{said}");
+    assert!(!ring.path().exists());
+    assert!(std::fs::metadata(path_of(&dir)).expect("the file").len() <= 24 << 10);
+    let (capture, tail) = read_capture(&path_of(&dir));
+    assert!(capture.calls_of(7).iter().map(|event| event.func).eq(1..=delivered));
+    assert_eq!(dropped(&tail, Cause::Budget) + dropped(&tail, Cause::SinkDead), lost);
+    assert_eq!(capture.emitted(), CALLS);
+}
+
+#[test]
 fn a_file_stops_at_its_budget() {
     cut_short("budget", &["--budget", "24K"], None, Cause::Budget);
 }

@@ -1,0 +1,105 @@
+/* The spare ring: made while we wait for a traced process, so that it need not.
+ *
+ * All memory of a ring must be there before anybody stores to it, and to get it takes milliseconds
+ * that a starting program should not lose. So there is a whole, empty ring beside the name; the
+ * first process that would make the ring gives this one the name instead, if it is of the size that
+ * it asks for.
+ */
+
+/* Where everything is in a version 3 ring: RingLayout of callsight-format. */
+struct layout {
+    uint32_t page_bytes;
+    uint32_t page_count;
+    uint32_t slot_count;
+    uint32_t pages_offset;
+    uint32_t capacity;
+    uint64_t total_bytes;
+};
+
+static struct layout layout_of(uint64_t asked)
+{
+    if (asked < CALLSIGHT_RING_MIN_BYTES || asked > UINT32_MAX)
+        asked = CALLSIGHT_RING_DEFAULT_BYTES;
+    uint64_t page_bytes = 1024;
+    while (page_bytes < 16 << 10 && page_bytes * 2 * 64 <= asked)
+        page_bytes *= 2;
+    while (asked / page_bytes > CALLSIGHT_RING_MAX_PAGES)
+        page_bytes *= 2;
+    uint64_t pages = asked / page_bytes;
+    uint64_t slots = pages * 2 < 64 ? 64 : pages * 2;
+    uint64_t align = page_bytes > 4096 ? page_bytes : 4096;
+    uint64_t end = CALLSIGHT_RING_WRITERS_OFFSET + slots * CALLSIGHT_RING_WRITER_BYTES;
+    uint64_t pages_offset = (end + align - 1) / align * align;
+    struct layout layout = {
+        (uint32_t)page_bytes, (uint32_t)pages, (uint32_t)slots, (uint32_t)pages_offset,
+        (uint32_t)(pages * page_bytes), pages_offset + pages * page_bytes,
+    };
+    return layout;
+}
+
+#define SPARE_PREFIX "/dev/shm/.callsight-spare-"
+
+struct spare {
+    char path[sizeof SPARE_PREFIX + NAME_MAX]; /* empty where there is none of ours */
+};
+
+static struct spare spare;
+
+static void spare_remove(void)
+{
+    if (spare.path[0] != 0)
+        unlink(spare.path);
+    spare.path[0] = 0;
+}
+
+static void spare_fill(unsigned char *map, const struct layout *layout)
+{
+    struct callsight_ring_header *header = (void *)map;
+    struct callsight_ring_control *control = (void *)(map + CALLSIGHT_RING_CONTROL_OFFSET);
+    uint64_t *free_bits = (void *)(map + CALLSIGHT_RING_BITMAP_OFFSET);
+    memcpy(header->magic, CALLSIGHT_RING_MAGIC, sizeof header->magic);
+    header->version = CALLSIGHT_RING_VERSION;
+    header->capacity = layout->capacity;
+    control->page_bytes = layout->page_bytes;
+    control->page_count = layout->page_count;
+    control->slot_count = layout->slot_count;
+    control->pages_offset = layout->pages_offset;
+    control->command = CALLSIGHT_COMMAND_RECORD;
+    for (uint32_t page = 0; page < layout->page_count; page++)
+        free_bits[page / 64] |= 1ull << page % 64;
+}
+
+/* A file of `bytes` that has all its memory, filled as an empty ring; 0 where that cannot be had. */
+static int spare_write(const char *path, const struct layout *layout)
+{
+    size_t bytes = (size_t)layout->total_bytes;
+    void *map = MAP_FAILED;
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file >= 0 && bytes == layout->total_bytes
+        && posix_fallocate(file, 0, (off_t)layout->total_bytes) == 0)
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file >= 0)
+        close(file);
+    if (map == MAP_FAILED)
+        return 0;
+    spare_fill(map, layout);
+    munmap(map, bytes);
+    return 1;
+}
+
+/* Makes a spare for the ring that is waited for, of the size that TRACE_SHM_SIZE asks for here. One
+ * that cannot be made is no harm: the process makes its own. */
+static void spare_make(const char *ring_path)
+{
+    const char *asked = getenv("TRACE_SHM_SIZE");
+    struct layout layout = layout_of(asked != NULL ? strtoull(asked, NULL, 10) : 0);
+    char path[sizeof spare.path], unborn[64];
+    snprintf(path, sizeof path, SPARE_PREFIX "%s", strrchr(ring_path, '/') + 1);
+    snprintf(unborn, sizeof unborn, "/dev/shm/" CALLSIGHT_RING_UNBORN_PREFIX "%d", (int)getpid());
+    unlink(unborn);
+    /* Named when it is whole. Where there is one already another drain waits for the same ring, or
+     * was killed while it did, and that one will do. */
+    if (spare_write(unborn, &layout) && link(unborn, path) == 0)
+        memcpy(spare.path, path, sizeof path);
+    unlink(unborn);
+}
