@@ -174,6 +174,19 @@ static void pool_release(struct pool *pool)
         give_back(pool, parcel);
 }
 
+/* Says what a writer had dropped, of `lost_before` by cause since its slot is used, as far as that is
+ * not of a thread that had the slot before: there is one sum for that. */
+static void feed_losses(struct feed *feed, uint64_t lost, const uint32_t *lost_before,
+                        uint32_t torn)
+{
+    feed->lost_total = lost + torn;
+    for (int cause = 0; cause < 4; cause++) {
+        feed->lost[cause] = lost_before[cause] < lost ? lost_before[cause] : (uint32_t)lost;
+        lost -= feed->lost[cause];
+    }
+    feed->lost[3] += torn;
+}
+
 /* Where the next record of a page comes from. */
 static struct feed feed_of(const struct pool *pool, uint32_t index)
 {
@@ -183,13 +196,13 @@ static struct feed feed_of(const struct pool *pool, uint32_t index)
     struct feed feed = {
         { page->start, page->pid, page->tid },
         page->first - page->begin + (page->read - PAGE_START) / EVENT_BYTES,
-        page->lost_total - page->begin_lost + torn,
-        { page->lost_before[0], page->lost_before[1], page->lost_before[2],
-          page->lost_before[3] + torn },
+        0,
+        { 0, 0, 0, 0 },
         1,
         { page->read, (uint16_t)index, page->over },
         page->last_ts,
     };
+    feed_losses(&feed, page->lost_total - page->begin_lost, page->lost_before, torn);
     return feed;
 }
 

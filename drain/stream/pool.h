@@ -118,7 +118,7 @@ static int tell_untold(struct pool *pool, uint32_t index)
     struct feed feed = {
         { writer->start, load32(&writer->pid), writer->tid },
         known ? slot->next - slot->begin : 0,
-        known ? slot->lost_total - slot->begin_lost + slot->torn : 0,
+        0,
         { 0, 0, 0, 0 },
         1,
         { 0, 0, 0 },
@@ -126,10 +126,8 @@ static int tell_untold(struct pool *pool, uint32_t index)
     };
     if (left == 0)
         return 0;
-    if (known) {
-        memcpy(feed.lost, slot->lost_before, sizeof feed.lost);
-        feed.lost[3] += slot->torn;
-    }
+    if (known)
+        feed_losses(&feed, slot->lost_total - slot->begin_lost, slot->lost_before, slot->torn);
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES && left > 0; cause++) {
         uint64_t events = dropped_since(pool, index, cause);
         events = events < left ? events : left;

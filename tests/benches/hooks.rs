@@ -3,12 +3,16 @@
 //! One workload (`work.c`) under the floor (two clock reads and two 32-byte stores), under ours,
 //! under C callsight 0.5.0 and under uftrace, all in one run and in turn, so that the machine's
 //! moods meet all of them. Prints the medians of the rounds as CPU time of the calling thread, as
-//! ratios to the floor and to the empty pair, and instructions a pair as callgrind counts them.
+//! ratios to the floor and to the empty pair, instructions a pair as callgrind counts them, and what
+//! a start takes.
 //! `ROUNDS=9 cargo bench -p callsight-tests` runs more rounds. Asserts nothing: times are printed.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
+use callsight_format::{COMMAND_PAUSE, RING_CONTROL_OFFSET, RingControl};
 use callsight_tests::{Drain, Hooks, Ring, Server, Shell, root};
 use tempfile::TempDir;
 
@@ -26,6 +30,10 @@ enum Mode {
     Plain,
     /// Recording into files on a memory file system.
     Files,
+    /// Summing its calls up there.
+    Summary,
+    /// With a ring that says pause.
+    Paused,
     /// Recording into a ring whose drain sends to a server; the peer's ends where `true`.
     Ring { peers: bool },
     /// Under uftrace, with these options.
@@ -45,6 +53,8 @@ struct Row {
 
 struct Bench {
     folder: TempDir,
+    /// A ring that says pause.
+    paused: Ring,
 }
 
 impl Bench {
@@ -75,24 +85,18 @@ impl Bench {
 
     /// ns a call of one run of `row` under `work MODE N`, and the events its drain saw dropped.
     fn run(&self, row: &Row, mode: &str, calls: &str) -> (f64, u64) {
-        let traces = self.folder.path().join("traces");
-        let _ = std::fs::remove_dir_all(&traces);
-        std::fs::create_dir(&traces).expect("make a folder");
-        let plain = Shell::new(self.folder.path()).env("TRACE_DIR", &traces);
-        let shell = plain.clone().env("TRACE_ENABLE", "1").env("TRACE_MAX_MB", "4096");
+        let shell = self.shell(row.mode);
         let work = format!("{} {mode} {calls}", row.program.display());
         let mut dropped = 0;
         let printed = match row.mode {
-            Mode::Plain => plain.ok(&work).stdout,
-            Mode::Files => shell.ok(&work).stdout,
+            Mode::Plain | Mode::Files | Mode::Summary | Mode::Paused => shell.ok(&work).stdout,
             Mode::Ring { peers } => {
-                let shell = shell.env("TRACE_SHM_SIZE", RING_BYTES);
                 let (printed, lost) = in_a_ring(&shell, peers, &work);
                 dropped = lost;
                 printed
             }
             Mode::Uftrace(options) => {
-                plain
+                shell
                     .ok(&format!("uftrace record --no-libcall {options} -d traces/u {work}"))
                     .stdout
             }
@@ -101,17 +105,30 @@ impl Bench {
         (ns.unwrap_or_else(|| panic!("{work}: {printed:?}")), dropped)
     }
 
+    /// The environment for a row, with an empty folder for its captures.
+    fn shell(&self, mode: Mode) -> Shell {
+        let traces = self.folder.path().join("traces");
+        let _ = std::fs::remove_dir_all(&traces);
+        std::fs::create_dir(&traces).expect("make a folder");
+        let plain = Shell::new(self.folder.path()).env("TRACE_DIR", &traces);
+        let on = plain.clone().env("TRACE_ENABLE", "1").env("TRACE_MAX_MB", "4096");
+        match mode {
+            Mode::Plain | Mode::Uftrace(_) => plain,
+            Mode::Files => on,
+            Mode::Summary => on.env("TRACE_MODE", "summary"),
+            Mode::Paused => on.env("TRACE_SHM", self.paused.name()),
+            Mode::Ring { .. } => on.env("TRACE_SHM_SIZE", RING_BYTES),
+        }
+    }
+
     /// Instructions a pair, call site included: the difference of two runs under callgrind.
-    fn instructions(&self, program: &Path, shell: &Shell) -> f64 {
+    fn instructions(&self, row: &Row) -> f64 {
         let run = |calls: u32| -> f64 {
-            let traces = self.folder.path().join("traces");
-            let _ = std::fs::remove_dir_all(&traces);
-            std::fs::create_dir(&traces).expect("make a folder");
             let script = format!(
                 "valgrind --tool=callgrind --callgrind-out-file=/dev/null {} leaf {calls} 2>&1",
-                program.display()
+                row.program.display()
             );
-            let printed = shell.ok(&script).stdout;
+            let printed = self.shell(row.mode).ok(&script).stdout;
             let line = printed.lines().find_map(|line| line.split_once("Collected : "));
             line.and_then(|(_, n)| n.trim().parse().ok()).unwrap_or_else(|| panic!("{printed}"))
         };
@@ -156,6 +173,7 @@ fn rows(bench: &Bench) -> Vec<Row> {
     let ours = bench.program("ours", hooked, &Hooks::Ours.link());
     let peer = bench.program("peer", hooked, &Hooks::Peer.link());
     let none = bench.program("none", hooked, &[]);
+    pause(bench, &ours);
     let row = |name, program: &PathBuf, mode| Row {
         name,
         program: program.clone(),
@@ -169,9 +187,12 @@ fn rows(bench: &Bench) -> Vec<Row> {
         row("empty pair", &empty, Mode::Plain),
         row("floor", &floor, Mode::Plain),
         row("ours, disabled", &ours, Mode::Plain),
+        row("ours, paused", &ours, Mode::Paused),
+        row("ours, summary", &ours, Mode::Summary),
         row("ours, file", &ours, Mode::Files),
         row("ours, ring and drain", &ours, Mode::Ring { peers: false }),
         row("C callsight, disabled", &peer, Mode::Plain),
+        row("C callsight, summary", &peer, Mode::Summary),
         row("C callsight, file", &peer, Mode::Files),
         row("C callsight, ring and drain", &peer, Mode::Ring { peers: true }),
         row("uftrace, off", &none, Mode::Uftrace("--disable")),
@@ -209,26 +230,54 @@ fn print_times(rows: &[Row]) {
 }
 
 fn print_instructions(bench: &Bench, rows: &[Row]) {
-    let off = Shell::new(bench.folder.path()).env("TRACE_DIR", bench.folder.path().join("traces"));
-    let on = off.clone().env("TRACE_ENABLE", "1");
     println!("\ninstructions a pair, call site included, without the leaf (callgrind)");
-    let plain = bench.instructions(&rows[0].program, &off);
+    let plain = bench.instructions(&rows[0]);
     for row in rows {
-        let shell = match row.mode {
-            Mode::Plain => &off,
-            Mode::Files => &on,
-            Mode::Ring { .. } | Mode::Uftrace(_) => continue,
-        };
-        if row.name != "plain" {
-            println!("{:28} {:7.1}", row.name, bench.instructions(&row.program, shell) - plain);
+        let counted = !matches!(row.mode, Mode::Ring { .. } | Mode::Uftrace(_));
+        if counted && row.name != "plain" {
+            println!("{:28} {:7.1}", row.name, bench.instructions(row) - plain);
         }
     }
+}
+
+/// What a process takes from its start to its end, in turn; without the drain, whose start is not
+/// the program's.
+fn print_starts(bench: &Bench, rows: &[Row]) {
+    const STARTS: usize = 101;
+    let alone = |row: &&Row| !matches!(row.mode, Mode::Ring { .. } | Mode::Uftrace(_));
+    let mut starts_us: Vec<(&Row, Vec<f64>)> =
+        rows.iter().filter(alone).map(|row| (row, Vec::new())).collect();
+    for _ in 0..STARTS {
+        for (row, times_us) in &mut starts_us {
+            let mut command = Command::new(&row.program);
+            command.args(["leaf", "1"]).stdout(Stdio::null());
+            let shell = bench.shell(row.mode);
+            let command = shell.prepare(&mut command);
+            let begin = Instant::now();
+            assert!(command.status().expect("run the workload").success());
+            times_us.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    println!("\nstart to end of a process with one call, wall time, us: median of {STARTS}, added");
+    let plain = median(&starts_us[0].1);
+    for (row, times_us) in &starts_us {
+        println!("{:28} {:7.0} {:7.0}", row.name, median(times_us), median(times_us) - plain);
+    }
+}
+
+/// Makes the ring of `bench`, which `program` records into once, say pause.
+fn pause(bench: &Bench, program: &Path) {
+    bench.shell(Mode::Paused).ok(&format!("{} leaf 1", program.display()));
+    let path = Path::new("/dev/shm").join(&bench.paused.name()[1..]);
+    let ring = std::fs::File::options().write(true).open(path).expect("a ring");
+    let place = RING_CONTROL_OFFSET + std::mem::offset_of!(RingControl, command);
+    ring.write_all_at(&COMMAND_PAUSE.to_ne_bytes(), place as u64).expect("write to the ring");
 }
 
 fn main() {
     // On a memory file system: the disk of the machine is not what is measured.
     let folder = TempDir::with_prefix_in("callsight-bench-", "/dev/shm").expect("a folder");
-    let bench = Bench { folder };
+    let bench = Bench { folder, paused: Ring::new() };
     let rounds = std::env::var("ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(5);
     let mut rows = rows(&bench);
     for _ in 0..rounds {
@@ -243,4 +292,5 @@ fn main() {
     }
     print_times(&rows);
     print_instructions(&bench, &rows);
+    print_starts(&bench, &rows);
 }
