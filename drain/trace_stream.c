@@ -55,6 +55,7 @@
 #include "stream/live.h"
 #include "stream/save.h"
 #include "stream/outlet.h"
+#include "stream/sending.h"
 #include "stream/spare.h"
 #include "stream/ring.h"
 #include "stream/pages.h"
