@@ -2,8 +2,8 @@
 #
 # Reads the tables [files] and [targets], each with the arrays `include` and `exclude` of patterns:
 # `*` stands for any characters, `/` too, `?` for one, and a pattern that names a folder holds for
-# all below it. No include: everything; exclude wins. What it does not understand stops the
-# configure run, so that nothing is left out, or let in, unnoticed; `callsight init` has the same
+# all below it. No include: everything; exclude wins. The table [sinks], with strings `path` and
+# `live`, is for `callsight run`. What it does not understand stops the configure run, so that nothing is left out, or let in, unnoticed; `callsight init` has the same
 # grammar. A change of the file makes the next build configure again.
 
 # TRUE where `target` may be instrumented at all.
@@ -114,9 +114,15 @@ function(_callsight_parse_selection file text)
   set(seen "")
   _callsight_skip_blank("${text}" text)
   while(NOT text STREQUAL "")
-    if(text MATCHES "^\\[(files|targets)\\][ \t]*(#|\n|$)")
+    if(text MATCHES "^\\[(files|targets|sinks)\\][ \t]*(#|\n|$)")
       set(table "${CMAKE_MATCH_1}")
       string(LENGTH "[${table}]" used)
+    elseif(table STREQUAL "sinks")
+      _callsight_parse_setting("${file}" "${all}" "${text}" key used)
+      if(key IN_LIST seen)
+        _callsight_bad_selection("${file}" "${all}" "${text}")
+      endif()
+      list(APPEND seen "${key}")
     elseif(NOT table STREQUAL "" AND text MATCHES "^(include|exclude)[ \t]*=[ \t]*\\[")
       set(key "${CMAKE_MATCH_1}")
       string(LENGTH "${CMAKE_MATCH_0}" used)
@@ -135,6 +141,17 @@ function(_callsight_parse_selection file text)
     string(SUBSTRING "${text}" ${used} -1 text)
     _callsight_skip_blank("${text}" text)
   endwhile()
+endfunction()
+
+# The key of a setting of [sinks], and how long that and its string are, which end their line.
+function(_callsight_parse_setting file all text key used)
+  if(NOT text MATCHES
+     "^((path|live)[ \t]*=[ \t]*(\"[^\"\\\n]*\"|'[^'\\\n]*'))[ \t]*(#|\n|$)")
+    _callsight_bad_selection("${file}" "${all}" "${text}")
+  endif()
+  string(LENGTH "${CMAKE_MATCH_1}" length)
+  set(${key} "${CMAKE_MATCH_2}" PARENT_SCOPE)
+  set(${used} ${length} PARENT_SCOPE)
 endfunction()
 
 # The rest of an array, behind its `[`: patterns as regular expressions, and the text behind it.
@@ -196,5 +213,5 @@ function(_callsight_bad_selection file all rest)
   endif()
   message(FATAL_ERROR "callsight: ${file}:${line}: `${said}` is not understood: under [files] or "
     "[targets], write include = [\"a/*\"] or exclude = [\"b.c\"], each once, with the special "
-    "characters * and ? only")
+    "characters * and ? only; under [sinks], write path = \"DIR\" or live = \"HOST:PORT\", each once")
 endfunction()

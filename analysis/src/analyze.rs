@@ -122,6 +122,7 @@ impl<'o> Analysis<'o> {
         self.report.hook_ns = self.report.hook_ns.max(group.origin.hook_ns);
         self.doubts.add_group(group, survey, &clock, &mut self.report);
         self.doubts.add_skipped(matched.skipped_events);
+        self.doubts.add_bad_blocks(matched.bad_blocks);
         Ok(())
     }
 

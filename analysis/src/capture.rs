@@ -11,11 +11,12 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use callsight_format::{
-    ByteOrder, FILE_HEADER_BYTES, FILE_HEADER_MAPPED_BYTES, FLAG_TICKS, FLAG_WRAPPED, FileHeader,
-    HeaderError, Origin, SUMMARY_MAGIC,
+    ByteOrder, CHUNK_HEADER_BYTES, FILE_HEADER_BYTES, FILE_HEADER_MAPPED_BYTES,
+    FILE_VERSION_CHUNKS, FLAG_TICKS, FLAG_WRAPPED, FileHeader, HeaderError, Origin, SUMMARY_MAGIC,
 };
 
 use crate::Error;
+use crate::chunks::begins_with_chunk;
 
 /// The files of a request.
 #[derive(Debug, Default)]
@@ -79,6 +80,13 @@ impl Capture {
             }
         }
         finder.finish()
+    }
+}
+
+impl Segment {
+    /// Whether it holds chunks, whose records are numbered.
+    pub fn is_packed(&self) -> bool {
+        self.header.version == FILE_VERSION_CHUNKS
     }
 }
 
@@ -261,16 +269,25 @@ fn is_mapped(header: &FileHeader) -> bool {
     header.header_size as usize == FILE_HEADER_MAPPED_BYTES
 }
 
+/// A header, and as much of what is behind it as shows what that is.
+const HEAD_BYTES: usize = FILE_HEADER_BYTES + CHUNK_HEADER_BYTES + 4;
+
 fn open(path: &Path) -> Result<Opened, Error> {
     let fail = |why: io::Error| Error::Read { path: path.to_path_buf(), why };
     let mut file = File::open(path).map_err(fail)?;
-    let mut bytes = Vec::with_capacity(FILE_HEADER_BYTES);
-    file.by_ref().take(FILE_HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
+    let mut bytes = Vec::with_capacity(HEAD_BYTES);
+    file.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.starts_with(&SUMMARY_MAGIC) {
         return Ok(Opened::Summary);
     }
     match FileHeader::parse(&bytes) {
-        Ok((header, order)) => {
+        Ok((mut header, order)) => {
+            // What stands behind a header says more than one damaged bit in it.
+            let behind = bytes.get(FILE_HEADER_BYTES..).unwrap_or_default();
+            if begins_with_chunk(behind, order) {
+                header.version = FILE_VERSION_CHUNKS;
+                header.header_size = FILE_HEADER_BYTES as u32;
+            }
             let bytes = file.metadata().map_err(fail)?.len();
             Ok(Opened::Events { header, order, bytes })
         }

@@ -13,19 +13,27 @@
 mod analyze;
 mod assembly;
 mod capture;
+mod chunks;
 mod clock;
 mod code;
 mod demangle;
 mod elf;
 mod error;
 mod histogram;
+mod ledger;
 mod matcher;
+mod module_notes;
 mod modules;
 mod naming;
+mod notebook;
 mod notices;
+mod numbers;
+mod oddities;
 mod output;
+mod packed;
 mod paths;
 mod report;
+mod settle;
 mod space;
 mod stack;
 mod summary;
@@ -37,5 +45,7 @@ mod walk;
 pub use analyze::{Options, analyze};
 pub use elf::Location;
 pub use error::Error;
-pub use report::{CallerRow, Durations, Mode, PathRow, ProcessRow, Report, Row, ThreadRow, Totals};
+pub use report::{
+    CallerRow, Durations, Identity, Mode, PathRow, ProcessRow, Report, Row, ThreadRow, Totals,
+};
 pub use tables::Detail;

@@ -5,14 +5,15 @@
 //! process.
 
 use callsight_format::{
-    Event, KIND_ENTER, LossNote, MARK_CLOCK, NOTE_LOSS, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME,
-    PROCESS_AGAIN, ProcessNote, StopReason,
+    Cause, Event, KIND_ENTER, LossNote, MARK_CLOCK, NOTE_LOSS, NOTE_PROCESS, NOTE_STOP,
+    NOTE_THREAD_NAME, PROCESS_AGAIN, ProcessNote, StopReason,
 };
 use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::capture::{Group, Segment};
 use crate::code::{CodeFiles, CodeMap};
+use crate::numbers::WriterId;
 use crate::stack::{Stack, Tally};
 use crate::survey::Survey;
 use crate::tables::{Detail, Tables};
@@ -35,6 +36,8 @@ pub struct Matched<'s> {
     pub ended: Vec<bool>,
     /// Enters and exits beyond [`MOST_LIVES`] and [`MOST_FUNCTIONS`], which are left out.
     pub skipped_events: u64,
+    /// Blocks that are whole, and contradict themselves.
+    pub bad_blocks: u64,
 }
 
 /// One thread, from its start to its end.
@@ -102,10 +105,11 @@ fn match_up_to<'s>(
             tables: tables.collect(),
             ended: vec![false; survey.processes.len()],
             skipped_events: 0,
+            bad_blocks: 0,
         },
     };
-    walk(group, &mut matcher)?;
-    Ok(matcher.finish())
+    let bad_blocks = walk(group, &mut matcher)?.oddities.bad_blocks;
+    Ok(Matched { bad_blocks, ..matcher.finish() })
 }
 
 struct Matcher<'s> {
@@ -128,6 +132,8 @@ struct Matcher<'s> {
 }
 
 impl Visitor for Matcher<'_> {
+    const WANTS_CALLS: bool = true;
+
     #[inline]
     fn call(&mut self, event: &Event) {
         let index = match self.current {
@@ -181,7 +187,7 @@ impl Visitor for Matcher<'_> {
             }
             NOTE_LOSS => {
                 let events = LossNote::parse(bytes).map_or(0, |note| note.events);
-                self.lost(tid, events);
+                self.lose(tid, events);
             }
             NOTE_STOP if is_end(bytes) => {
                 // It may be all that is left of the thread that ended the process.
@@ -194,13 +200,20 @@ impl Visitor for Matcher<'_> {
         }
     }
 
-    fn torn(&mut self, tid: u32, events: u64) {
-        self.lost(tid, events);
+    fn lost(&mut self, tid: u32, _cause: Cause, events: u64) {
+        self.lose(tid, events);
+    }
+
+    fn beheaded(&mut self, writer: &WriterId) {
+        let process = self.survey.process_of(writer);
+        let lost_before = self.end_life_of(writer.tid);
+        self.add_life(writer.tid, process, lost_before);
+        self.current = None;
     }
 
     fn segment(&mut self, segment: &Segment) {
         self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
-        if segment.resumed {
+        if segment.resumed && !segment.is_packed() {
             self.resumed = true;
             self.matched.lives.iter_mut().for_each(|life| life.stack.resumed());
         }
@@ -217,7 +230,7 @@ impl Visitor for Matcher<'_> {
 }
 
 impl<'s> Matcher<'s> {
-    fn lost(&mut self, tid: u32, events: u64) {
+    fn lose(&mut self, tid: u32, events: u64) {
         if events == 0 {
             return;
         }
@@ -260,7 +273,6 @@ impl<'s> Matcher<'s> {
             return;
         }
         let process = process.unwrap_or(made_up).min(made_up);
-        let mut lost_before = 0;
         if let Some(index) = self.by_tid.get(&tid) {
             let before = &self.matched.lives[*index];
             let is_main = self.survey.processes[process].pid == tid;
@@ -268,12 +280,17 @@ impl<'s> Matcher<'s> {
                 // The main thread says it again: libc has zeroed what it knew of itself.
                 return;
             }
-            lost_before = before.lost_since_call;
-            self.matched.end_life(*index);
-            self.by_tid.remove(&tid);
         }
+        let lost_before = self.end_life_of(tid);
         self.add_life(tid, process, lost_before);
         self.current = None;
+    }
+
+    /// Ends the life that a thread id has; gives what was lost since its last call.
+    fn end_life_of(&mut self, tid: u32) -> u64 {
+        let Some(index) = self.by_tid.remove(&tid) else { return 0 };
+        self.matched.end_life(index);
+        self.matched.lives[index].lost_since_call
     }
 
     fn add_life(&mut self, tid: u32, process: usize, lost_before: u64) -> Option<usize> {

@@ -9,9 +9,9 @@ use callsight_format::{
 use crate::capture::Group;
 use crate::clock::{Clock, RateSource};
 use crate::matcher::{MOST_FUNCTIONS, MOST_LIVES};
+use crate::oddities::Oddities;
 use crate::report::{ProcessRow, Report, counted};
 use crate::survey::{MOST_PROCESSES, Survey};
-use crate::walk::Oddities;
 
 /// The rates of header and anchors may differ by this much before it is said: measuring for some
 /// ms at the start of a busy process is off by 0.1 %.
@@ -29,6 +29,7 @@ pub struct Doubts {
     wrapped_segments: u64,
     wrapped_events: u64,
     missing_segments: u64,
+    missing_blocks: u64,
     cut_segments: u64,
     cut_records: u64,
     /// Processes whose end may be among what is missing.
@@ -69,12 +70,13 @@ impl Doubts {
             let sum = report.losses.entry("wrapped".into()).or_default();
             *sum = sum.saturating_add(survey.wrapped_events);
         }
+        self.add_account(survey, &group.name(), report);
         self.wrapped_segments += survey.wrapped_segments;
         self.wrapped_events = self.wrapped_events.saturating_add(survey.wrapped_events);
         self.missing_segments += survey.missing_segments;
         self.cut_segments += survey.cut_segments;
         self.cut_records = self.cut_records.saturating_add(survey.cut_records);
-        self.add_oddities(&survey.oddities);
+        self.oddities.add(&survey.oddities);
         self.ignored_module_changes += survey.ignored_module_changes;
         self.ignored_processes += survey.ignored_processes;
         let name = group.name();
@@ -95,13 +97,35 @@ impl Doubts {
         }
     }
 
-    fn add_oddities(&mut self, more: &Oddities) {
-        let sum = &mut self.oddities;
-        sum.unknown_kinds += more.unknown_kinds;
-        sum.unknown_markers += more.unknown_markers;
-        sum.counter_records += more.counter_records;
-        sum.broken_notes += more.broken_notes;
-        sum.cut_files += more.cut_files;
+    fn add_account(&mut self, survey: &Survey, name: &str, report: &mut Report) {
+        let account = &survey.account;
+        let beside = survey.other_losses.saturating_add(survey.wrapped_events);
+        let sum = &mut report.identity;
+        sum.emitted = sum.emitted.saturating_add(account.emitted).saturating_add(beside);
+        sum.delivered += account.delivered;
+        sum.left_in_ring = sum.left_in_ring.saturating_add(account.left_in_ring);
+        sum.unaccounted = sum.unaccounted.saturating_add(account.unaccounted);
+        if account.unaccounted != 0 {
+            let records = counted(account.unaccounted.unsigned_abs(), "record", "records");
+            let what = match account.unaccounted > 0 {
+                true => "were emitted, as its end says, and are neither here nor dropped",
+                false => "are here or were dropped, beyond those that its end says were emitted",
+            };
+            self.say(format!(
+                "{name}: unaccounted: {records} {what}; its last chunks are damaged?"
+            ));
+        }
+        if account.left_in_ring > 0 {
+            let were = counted(account.left_in_ring, "record was", "records were");
+            self.say(format!(
+                "{name}: {were} still in the ring when its drain was told to end; start it again \
+                 to fetch what is there"
+            ));
+        }
+        if let Some(ledger) = &survey.ledger {
+            report.identity.repeated += ledger.repeated;
+            self.missing_blocks = self.missing_blocks.saturating_add(ledger.missing_blocks);
+        }
     }
 
     fn add_stop(&mut self, reason: StopReason, text: &str, name: &str) {
@@ -150,6 +174,11 @@ impl Doubts {
     /// What does not match because a drain was away.
     pub fn add_resumed(&mut self, mismatches: u64) {
         self.mismatches_resumed += mismatches;
+    }
+
+    /// Blocks that are whole, and contradict themselves.
+    pub fn add_bad_blocks(&mut self, blocks: u64) {
+        self.oddities.bad_blocks += blocks;
     }
 
     /// Events that lie beyond what is followed.
@@ -205,6 +234,7 @@ impl Doubts {
             let are = counted(self.missing_segments, "segment is", "segments are");
             self.say(format!("{are} not here; their events are missing"));
         }
+        self.say_damage();
         if self.cut_segments > 0 {
             let are = counted(self.cut_segments, "segment was", "segments were");
             let events = counted(self.cut_records, "event", "events");
@@ -239,6 +269,18 @@ impl Doubts {
                 report.totals.gap_ns as f64 / 1e6
             ));
         }
+    }
+
+    /// What is wrong with files. The events in them are among the lost.
+    fn say_damage(&mut self) {
+        self.oddities.damage().into_iter().for_each(|line| self.say(line));
+        self.say_counted(
+            self.missing_blocks,
+            "block is missing: damaged, dropped or never stored; what was in it is among the lost \
+             events",
+            "blocks are missing: damaged, dropped or never stored; what was in them is among the \
+             lost events",
+        );
     }
 
     fn say_matching(&mut self, report: &Report) {
@@ -308,35 +350,9 @@ impl Doubts {
     }
 
     fn say_oddities(&mut self) {
-        let odd = std::mem::take(&mut self.oddities);
-        let ignored_changes = self.ignored_module_changes;
+        self.oddities.skipped().into_iter().for_each(|line| self.say(line));
         self.say_counted(
-            odd.cut_files,
-            "file ends within an event; the part is left out",
-            "files end within an event; the part is left out",
-        );
-        self.say_counted(
-            odd.unknown_kinds,
-            "record of an unknown kind was skipped",
-            "records of an unknown kind were skipped",
-        );
-        self.say_counted(
-            odd.unknown_markers,
-            "marker of an unknown meaning was skipped",
-            "markers of an unknown meaning were skipped",
-        );
-        self.say_counted(
-            odd.broken_notes,
-            "note is incomplete and was skipped",
-            "notes are incomplete and were skipped",
-        );
-        self.say_counted(
-            odd.counter_records,
-            "record of hardware counters was skipped",
-            "records of hardware counters were skipped",
-        );
-        self.say_counted(
-            ignored_changes,
+            self.ignored_module_changes,
             "module that came or went is not followed; functions may have a wrong module",
             "modules that came or went are not followed; functions may have a wrong module",
         );

@@ -13,6 +13,8 @@ pub struct Report {
     pub span_ns: u64,
     /// What the matching could not pair, by reason.
     pub totals: Totals,
+    /// What became of the records of all writers.
+    pub identity: Identity,
     /// Events lost, by cause. Empty where nothing was lost.
     pub losses: BTreeMap<String, u64>,
     /// Every loss, truncation and doubt, a sentence each.
@@ -33,6 +35,23 @@ pub struct Report {
     pub hook_ns: u64,
     /// Whether the cost of hooks was taken off total and self times.
     pub overhead_subtracted: bool,
+}
+
+/// The counting identity: emitted = delivered + dropped by cause ([`Report::losses`]). In records:
+/// enters, exits, markers and notes, but that a sink which dropped some tells only how many enters
+/// and exits there were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// By all writers, as far as the captures tell.
+    pub emitted: u64,
+    /// Those in the captures.
+    pub delivered: u64,
+    /// Of those emitted: left in their rings by drains that were told to end. Not a loss.
+    pub left_in_ring: u64,
+    /// What is left over. Not 0 means that counts in the captures contradict each other.
+    pub unaccounted: i64,
+    /// Records that came more than once, and count once.
+    pub repeated: u64,
 }
 
 /// Kind of the files of a report.

@@ -47,6 +47,8 @@ pub struct OpenCall {
     children: u64,
     direct_callees: u64,
     all_callees: u64,
+    /// Whether no other call of the function was open when it began, and is when it ends.
+    outermost: bool,
 }
 
 /// A call that is over.
@@ -99,7 +101,7 @@ pub struct Tally {
 #[derive(Debug, Default)]
 pub struct Stack {
     calls: Vec<OpenCall>,
-    open: OpenCounts,
+    open: OpenFunctions,
     started: bool,
     now: u64,
     alive_until: u64,
@@ -132,13 +134,15 @@ impl Stack {
         self.close_frames_left_behind(frame_units, before, sink);
         self.close_callees_left_behind(event, before, sink);
         let function = sink.function(event.func, event.ts);
-        self.open.add(function);
+        let outermost = !self.open.has(function);
+        self.open.push(function);
         let mut call = OpenCall {
             address: event.func,
             site: event.call_site,
             function,
             frame_units,
             entered: self.active(),
+            outermost,
             ..OpenCall::default()
         };
         sink.opened(&mut call, self.calls.last());
@@ -152,7 +156,7 @@ impl Stack {
         match self.calls.last() {
             Some(top) if top.address == event.func => {}
             _ => match sink.known_function(event.func, event.ts) {
-                Some(function) if self.open.of(function) > 0 => {
+                Some(function) if self.open.has(function) => {
                     self.close_frames_above(function, before, sink);
                 }
                 _ => return self.exit_of_nothing(),
@@ -245,7 +249,7 @@ impl Stack {
             return;
         }
         let Some(function) = sink.known_function(caller, event.ts) else { return };
-        if self.open.of(function) == 0 {
+        if !self.open.has(function) {
             return;
         }
         if let Some(kept) = self.calls_kept_by(function, event.frame_units()) {
@@ -305,6 +309,7 @@ impl Stack {
 
     fn close_top<S: CallSink>(&mut self, at: u64, returned: bool, sink: &mut S) {
         let Some(call) = self.calls.pop() else { return };
+        self.open.pop(call.function);
         let depth = self.calls.len();
         let total_ticks = at - call.entered;
         let certain = depth >= self.uncertain_below;
@@ -321,7 +326,7 @@ impl Stack {
             self_ticks: total_ticks - call.children,
             direct_callees: call.direct_callees,
             all_callees: call.all_callees,
-            outermost: self.open.remove(call.function) == 0,
+            outermost: call.outermost,
             certain,
             returned,
             call,
@@ -344,34 +349,49 @@ fn is_gone(open: u32, entered: u32) -> bool {
     open != 0 && entered != 0 && up > 0 && up < NEAR_BYTES / 16
 }
 
-/// How many calls of each function are open. Only of functions that have one: a thread costs what
-/// it has open, however many functions the process has.
+/// Depth up to which open functions are looked through one by one: 64 numbers are four cache
+/// lines, and a lookup in a table takes as long.
+const SHALLOW: usize = 64;
+
+/// Which functions have open calls. A thread costs what it has open, however many functions the
+/// process has.
 #[derive(Debug, Default)]
-struct OpenCounts {
-    counts: FxHashMap<FunctionId, u32>,
+struct OpenFunctions {
+    shallow: Vec<FunctionId>,
+    /// How many calls of each function are open below those.
+    deep: FxHashMap<FunctionId, u32>,
+    deep_calls: usize,
 }
 
-impl OpenCounts {
+impl OpenFunctions {
     #[inline]
-    fn add(&mut self, function: FunctionId) {
-        *self.counts.entry(function).or_default() += 1;
-    }
-
-    /// Takes one off, gives what is left.
-    #[inline]
-    fn remove(&mut self, function: FunctionId) -> u32 {
-        let Entry::Occupied(mut count) = self.counts.entry(function) else { return 0 };
-        *count.get_mut() -= 1;
-        let left = *count.get();
-        if left == 0 {
-            count.remove();
+    fn push(&mut self, function: FunctionId) {
+        if self.shallow.len() < SHALLOW {
+            return self.shallow.push(function);
         }
-        left
+        self.deep_calls += 1;
+        *self.deep.entry(function).or_default() += 1;
+    }
+
+    /// The last one pushed, which was `function`, is over.
+    #[inline]
+    fn pop(&mut self, function: FunctionId) {
+        if self.deep_calls == 0 {
+            self.shallow.pop();
+            return;
+        }
+        self.deep_calls -= 1;
+        if let Entry::Occupied(mut count) = self.deep.entry(function) {
+            match *count.get() {
+                1 => drop(count.remove()),
+                _ => *count.get_mut() -= 1,
+            }
+        }
     }
 
     #[inline]
-    fn of(&self, function: FunctionId) -> u32 {
-        self.counts.get(&function).copied().unwrap_or(0)
+    fn has(&self, function: FunctionId) -> bool {
+        self.shallow.contains(&function) || self.deep_calls > 0 && self.deep.contains_key(&function)
     }
 }
 

@@ -3,24 +3,28 @@
 //! Clock anchors stand at the end of a file, and a module is noted after its first calls, so notes
 //! and markers are read before anything else. Calls are skipped here.
 
+use std::collections::BTreeSet;
+
 use callsight_format::{
     CAUSES, Cause, LossNote, MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP,
-    MARK_WRITE_ERROR, ModuleNote, NOTE_LOSS, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PROCESS,
-    NOTE_SEGMENT, NOTE_STOP, PROCESS_FORKED, ProcessNote, StopReason,
+    MARK_WRITE_ERROR, NOTE_LOSS, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PROCESS, NOTE_SEGMENT,
+    NOTE_STOP, PROCESS_FORKED, ProcessNote, StopReason,
 };
 use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::capture::{Group, Segment};
 use crate::clock::Anchor;
-use crate::space::{AddressSpace, Mapping, ModuleEvent};
-use crate::walk::{Oddities, Visitor, walk};
+use crate::ledger::Ledger;
+use crate::module_notes::ModuleNotes;
+use crate::numbers::WriterId;
+use crate::oddities::Oddities;
+use crate::settle::{Account, settle, settle_files};
+use crate::space::AddressSpace;
+use crate::walk::{Visitor, walk};
 
 /// Sentences of one kind that a group may say: more are of a damaged file.
 const MOST_SENTENCES: usize = 64;
-
-/// Changes of modules that are followed in one process. Repeated notes are no changes.
-const MOST_MODULE_CHANGES: usize = 1 << 16;
 
 /// Processes of one group that are told apart: more are of a damaged file.
 pub const MOST_PROCESSES: usize = 1 << 16;
@@ -86,10 +90,16 @@ pub struct Survey {
     pub cut_records: u64,
     /// What was odd in the files.
     pub oddities: Oddities,
+    /// What became of the records.
+    pub account: Account,
+    /// What the chunks say, where there are any.
+    pub ledger: Option<Ledger>,
     /// The only process of each start of the clock; `None` where there are several.
     only: FxHashMap<ClockStart, Option<usize>>,
     /// The last process of each start of the clock and pid.
     by_pid: FxHashMap<(ClockStart, u32), usize>,
+    /// The last process of each pid and start.
+    by_identity: FxHashMap<(u32, u64), usize>,
 }
 
 impl Survey {
@@ -99,9 +109,17 @@ impl Survey {
     /// A file that cannot be read.
     pub fn of(group: &Group) -> Result<Survey, Error> {
         let mut surveyor = Surveyor { wrapped: group.wrapped, ..Surveyor::default() };
-        let oddities = walk(group, &mut surveyor)?;
+        let walked = walk(group, &mut surveyor)?;
+        surveyor.open_stream |= walked.ledger.as_ref().is_some_and(|ledger| ledger.broken_off);
         let mut survey = surveyor.finish(group);
-        survey.oddities = oddities;
+        survey.account = match &walked.ledger {
+            Some(ledger) => settle(ledger, &mut survey.losses),
+            None => settle_files(walked.records, &survey.losses),
+        };
+        survey.stray_losses = survey.stray_losses.saturating_add(survey.account.stray);
+        survey.missing_segments += walked.oddities.missing_segments;
+        survey.oddities = walked.oddities;
+        survey.ledger = walked.ledger;
         Ok(survey)
     }
 
@@ -119,6 +137,12 @@ impl Survey {
     pub fn process_of_silent(&self, tid: u32, clock_start: ClockStart) -> usize {
         let only = self.only.get(&clock_start).copied().flatten();
         let found = only.or_else(|| self.by_pid.get(&(clock_start, tid)).copied());
+        found.unwrap_or(self.processes.len() - 1)
+    }
+
+    /// The process of a thread whose blocks say whose it is.
+    pub fn process_of(&self, writer: &WriterId) -> usize {
+        let found = self.by_identity.get(&(writer.pid, writer.start)).copied();
         found.unwrap_or(self.processes.len() - 1)
     }
 }
@@ -144,21 +168,21 @@ pub fn inherit_modules(surveys: &mut [Survey]) {
 #[derive(Default)]
 struct Surveyor {
     survey: Survey,
-    modules: Vec<Vec<(u64, ModuleEvent)>>,
-    /// Module events of threads that had not said whose they are.
-    orphans: Vec<(u64, ModuleEvent)>,
+    modules: ModuleNotes,
     current: FxHashMap<u32, usize>,
-    /// What was last said of the module at an address: each segment says all of them again.
-    told: FxHashMap<(usize, u64), Mapping>,
     /// The process of each pid, start, executable and start of the clock.
     known: FxHashMap<(u32, u64, Vec<u8>, ClockStart), usize>,
     clock_start: ClockStart,
     wrapped: bool,
+    /// Pid and start of processes of which the beginning of some thread is lost.
+    beheaded: BTreeSet<(u32, u64)>,
     /// A stream of which its server has not yet said how it ended.
     open_stream: bool,
 }
 
 impl Visitor for Surveyor {
+    const WANTS_CALLS: bool = false;
+
     fn call(&mut self, _event: &callsight_format::Event) {}
 
     fn mark(&mut self, event: &callsight_format::Event) {
@@ -186,21 +210,8 @@ impl Visitor for Surveyor {
     fn note(&mut self, tid: u32, ts: u64, code: u64, bytes: &[u8]) {
         match code {
             NOTE_PROCESS => self.process(tid, ProcessNote::parse(bytes)),
-            NOTE_MODULE => {
-                if let Some(note) = ModuleNote::parse(bytes) {
-                    let end = note.base.saturating_add(note.size);
-                    let path = unescaped(note.path);
-                    let mapping = Mapping::new(note.base, end, note.bias, note.build_id, &path);
-                    self.module(tid, ts, ModuleEvent::Loaded(mapping));
-                }
-            }
-            NOTE_MODULE_GONE => {
-                let word = |at| callsight_format::ByteOrder::Little.u64(bytes, at);
-                if let (Some(base), Some(size)) = (word(0), word(8)) {
-                    let end = base.saturating_add(size);
-                    self.module(tid, ts, ModuleEvent::Gone { base, end });
-                }
-            }
+            NOTE_MODULE => self.modules.loaded(self.current.get(&tid).copied(), ts, bytes),
+            NOTE_MODULE_GONE => self.modules.gone(self.current.get(&tid).copied(), ts, bytes),
             NOTE_LOSS => self.loss(tid, LossNote::parse(bytes)),
             NOTE_STOP => self.stop(bytes),
             // The first segment of a stream, whose server will say how it ended.
@@ -209,8 +220,22 @@ impl Visitor for Surveyor {
         }
     }
 
-    fn torn(&mut self, _tid: u32, events: u64) {
-        self.survey.losses[Cause::Torn as usize] += events;
+    fn lost(&mut self, _tid: u32, cause: Cause, events: u64) {
+        // What numbers show to be missing is in the ledger.
+        if cause == Cause::Torn {
+            self.survey.losses[cause as usize] += events;
+        }
+    }
+
+    fn beheaded(&mut self, writer: &WriterId) {
+        let identity = (writer.pid, writer.start);
+        match self.survey.by_identity.get(&identity) {
+            Some(index) => self.current.insert(writer.tid, *index),
+            None => self.current.remove(&writer.tid),
+        };
+        if self.beheaded.len() < MOST_PROCESSES {
+            self.beheaded.insert(identity);
+        }
     }
 
     fn hole(&mut self, segments: u32) {
@@ -228,11 +253,15 @@ impl Visitor for Surveyor {
     fn segment(&mut self, segment: &Segment) {
         self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
         if segment.resumed {
-            self.survey.interruptions += u64::from(std::mem::take(&mut self.open_stream));
             let stops = &mut self.survey.stops;
             let before = stops.len();
             stops.retain(|(reason, _)| *reason != StopReason::Cut);
-            self.survey.interruptions += (before - stops.len()) as u64;
+            let cut = (before - stops.len()) as u64;
+            let interruptions = cut + u64::from(std::mem::take(&mut self.open_stream));
+            // The numbers of records tell what is missing in between.
+            if !segment.is_packed() {
+                self.survey.interruptions += interruptions;
+            }
         }
     }
 }
@@ -269,6 +298,7 @@ impl Surveyor {
     fn add(&mut self, note: &ProcessNote<'_>) -> usize {
         let index = self.survey.processes.len();
         self.survey.by_pid.insert((self.clock_start, note.pid), index);
+        self.survey.by_identity.insert((note.pid, note.start), index);
         self.survey
             .only
             .entry(self.clock_start)
@@ -283,37 +313,8 @@ impl Surveyor {
             announced: true,
             ..Process::default()
         });
-        self.modules.push(Vec::new());
+        self.modules.add_process();
         index
-    }
-
-    fn module(&mut self, tid: u32, ts: u64, event: ModuleEvent) {
-        let process = self.current.get(&tid).copied();
-        if process.is_some_and(|process| self.is_repeated(process, &event)) {
-            return;
-        }
-        let events = match process {
-            Some(process) => &mut self.modules[process],
-            None => &mut self.orphans,
-        };
-        if events.len() >= MOST_MODULE_CHANGES {
-            self.survey.ignored_module_changes += 1;
-            return;
-        }
-        events.push((ts, event));
-    }
-
-    fn is_repeated(&mut self, process: usize, event: &ModuleEvent) -> bool {
-        match event {
-            ModuleEvent::Loaded(mapping) => {
-                let before = self.told.insert((process, mapping.base), mapping.clone());
-                before.as_ref() == Some(mapping)
-            }
-            ModuleEvent::Gone { base, .. } => {
-                self.told.remove(&(process, *base));
-                false
-            }
-        }
     }
 
     fn loss(&mut self, tid: u32, note: Option<LossNote>) {
@@ -341,48 +342,26 @@ impl Surveyor {
     }
 
     fn finish(mut self, group: &Group) -> Survey {
+        for (pid, start) in std::mem::take(&mut self.beheaded) {
+            if !self.survey.by_identity.contains_key(&(pid, start)) {
+                self.add(&ProcessNote { pid, parent_pid: 0, start, flags: 0, exe: b"" });
+            }
+        }
         let bias = group.origin.load_bias;
         let mut survey = self.survey;
         if self.open_stream {
             let why = "its server was killed, or is receiving it still";
             survey.stops.push((StopReason::Cut, why.to_owned()));
         }
-        // With one process there is no doubt whose the orphans are.
-        if let [only] = &mut self.modules[..] {
-            only.append(&mut self.orphans);
-        }
         survey.processes.push(Process { pid: group.id, ..Process::default() });
-        self.modules.push(self.orphans);
-        for (process, events) in survey.processes.iter_mut().zip(self.modules) {
-            process.space = AddressSpace::build(events);
+        survey.ignored_module_changes = self.modules.ignored;
+        for (process, space) in survey.processes.iter_mut().zip(self.modules.finish()) {
+            process.space = space;
             process.modules_known = !process.space.is_empty();
             if !process.modules_known {
                 process.space = AddressSpace::whole(bias, &process.exe);
             }
         }
         survey
-    }
-}
-
-/// A path as it is: `/proc/self/maps` writes a newline as `\012`, and nothing else in such a way.
-fn unescaped(path: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let [first, behind @ ..] = rest {
-        let newline = rest.strip_prefix(br"\012");
-        plain.push(if newline.is_some() { b'\n' } else { *first });
-        rest = newline.unwrap_or(behind);
-    }
-    plain
-}
-
-#[cfg(test)]
-mod tests {
-    use super::unescaped;
-
-    #[test]
-    fn a_newline_in_a_path_is_a_newline_again() {
-        assert_eq!(unescaped(br"/a\012b/c\012"), b"/a\nb/c\n");
-        assert_eq!(unescaped(br"/a\01/b\"), br"/a\01/b\");
     }
 }

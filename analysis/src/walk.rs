@@ -7,14 +7,18 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use callsight_format::{
-    ByteOrder, EVENT_BYTES, Event, KIND_COUNTERS, KIND_ENTER, KIND_EXIT, KIND_MARKER, MARK_BUDGET,
-    MARK_CLOCK, MARK_COUNTER_FIRST, MARK_COUNTER_LAST, NOTE_PADDING, NOTE_SEGMENT, NoteAssembler,
+    ByteOrder, Cause, EVENT_BYTES, Event, KIND_COUNTERS, KIND_ENTER, KIND_EXIT, KIND_MARKER,
+    MARK_BUDGET, MARK_CLOCK, MARK_COUNTER_FIRST, MARK_COUNTER_LAST, NOTE_PADDING, NOTE_SEGMENT,
     NotePiece, SEGMENT_NOTE_BYTES,
 };
-use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::capture::{Group, Segment};
+use crate::ledger::Ledger;
+use crate::notebook::NoteBook;
+use crate::numbers::WriterId;
+use crate::oddities::Oddities;
+use crate::packed::Packed;
 
 /// Bytes a mapped segment is divided into: one thread's events at a time.
 const WINDOW_BYTES: u64 = 16 << 10;
@@ -24,15 +28,20 @@ const CHUNK_BYTES: usize = 64 * WINDOW_BYTES as usize;
 
 /// What happens with the records of a group, in order.
 pub trait Visitor {
+    /// Whether it looks at calls at all. Those that are packed are not unpacked for one that does
+    /// not.
+    const WANTS_CALLS: bool;
     /// An enter or an exit.
     fn call(&mut self, event: &Event);
     /// A marker of version 2, by its code.
     fn mark(&mut self, event: &Event);
     /// A whole note of the thread `tid`.
     fn note(&mut self, tid: u32, ts: u64, code: u64, bytes: &[u8]);
-    /// Events of the thread `tid` that were never finished.
-    fn torn(&mut self, tid: u32, events: u64);
-    /// Segments are missing here.
+    /// Events of the thread `tid` are lost here, which no note tells.
+    fn lost(&mut self, tid: u32, cause: Cause, events: u64);
+    /// The next records of the thread are of a life whose beginning is lost.
+    fn beheaded(&mut self, writer: &WriterId);
+    /// Segments are missing here; 0 where something else is, and nobody knows of whom.
     fn hole(&mut self, segments: u32);
     /// The segment before this place lacks up to this many records that it had in the end.
     fn cut(&mut self, records: u64);
@@ -40,57 +49,70 @@ pub trait Visitor {
     fn segment(&mut self, segment: &Segment);
 }
 
-/// What was in the files beside the records that a visitor sees.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Oddities {
-    /// Records of a kind this code does not know.
-    pub unknown_kinds: u64,
-    /// Markers and notes this code does not know.
-    pub unknown_markers: u64,
-    /// Records about hardware counters.
-    pub counter_records: u64,
-    /// Notes of which a piece is missing.
-    pub broken_notes: u64,
-    /// Files that end within a record.
-    pub cut_files: u64,
-    /// Whether the last file ends in slots that were never written.
-    pub unwritten_end: bool,
+/// What was in the files of a group.
+#[derive(Clone, Debug, Default)]
+pub struct Walked {
+    /// Beside the records that a visitor sees.
+    pub oddities: Oddities,
+    /// Records of threads in files of events.
+    pub records: u64,
+    /// What chunks say, where there are any.
+    pub ledger: Option<Ledger>,
 }
 
 /// Shows `visitor` all records of `group`.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn walk<V: Visitor>(group: &Group, visitor: &mut V) -> Result<Oddities, Error> {
+pub fn walk<V: Visitor>(group: &Group, visitor: &mut V) -> Result<Walked, Error> {
     let mut walker = Walker {
         mapped: group.mapped,
         notes: NoteBook::default(),
         zeros: ZeroSlots::default(),
-        oddities: Oddities::default(),
+        walked: Walked::default(),
+        packed: group.segments.iter().any(Segment::is_packed).then(Box::default),
         before: None,
         current: None,
         visitor,
     };
     for segment in &group.segments {
-        if segment.missing_before > 0 {
+        if segment.is_packed() {
+            walker.walked.oddities.missing_segments += u64::from(segment.missing_before);
+        } else if segment.missing_before > 0 {
             walker.visitor.hole(segment.missing_before);
         }
         walker.visitor.segment(segment);
-        walker.segment(segment).map_err(|why| Error::Read { path: segment.path.clone(), why })?;
+        let read = match segment.is_packed() {
+            true => walker.chunks(segment),
+            false => {
+                if let Some(packed) = &mut walker.packed {
+                    packed.file_of_events(segment);
+                }
+                walker.segment(segment)
+            }
+        };
+        read.map_err(|why| Error::Read { path: segment.path.clone(), why })?;
     }
-    walker.oddities.broken_notes = walker.notes.started - walker.notes.completed;
-    Ok(walker.oddities)
+    let mut walked = walker.walked;
+    walked.oddities.broken_notes = walker.notes.broken();
+    walked.ledger = walker.packed.map(|packed| packed.finish());
+    Ok(walked)
 }
 
-struct Walker<'v, V> {
+/// On its way through the files of a group.
+pub struct Walker<'v, V> {
     mapped: bool,
     notes: NoteBook,
     zeros: ZeroSlots,
-    oddities: Oddities,
+    /// What was found so far.
+    pub walked: Walked,
+    /// What is known of chunks, in a group that has any.
+    pub packed: Option<Box<Packed>>,
     /// Number and size of the segment before the one that is read, and of that one.
     before: Option<(u32, u64)>,
     current: Option<(u32, u64)>,
-    visitor: &'v mut V,
+    /// Whom to show the records.
+    pub visitor: &'v mut V,
 }
 
 impl<V: Visitor> Walker<'_, V> {
@@ -110,8 +132,8 @@ impl<V: Visitor> Walker<'_, V> {
             self.records(&buffer[..whole], offset, segment);
             let end = kept + read;
             if end < want {
-                self.oddities.cut_files += u64::from(whole != end);
-                self.oddities.unwritten_end = self.zeros.count > 0;
+                self.walked.oddities.cut_files += u64::from(whole != end);
+                self.walked.oddities.unwritten_end = self.zeros.count > 0;
                 self.zeros = ZeroSlots::default();
                 return Ok(());
             }
@@ -122,7 +144,8 @@ impl<V: Visitor> Walker<'_, V> {
         }
     }
 
-    fn records(&mut self, bytes: &[u8], offset: u64, segment: &Segment) {
+    /// Shows the records in `bytes`, which stand at `offset` in the file.
+    pub fn records(&mut self, bytes: &[u8], offset: u64, segment: &Segment) {
         for (index, record) in bytes.chunks_exact(EVENT_BYTES).enumerate() {
             let Some(event) = Event::parse(record, segment.order) else { continue };
             let at = offset + (index * EVENT_BYTES) as u64;
@@ -133,12 +156,22 @@ impl<V: Visitor> Walker<'_, V> {
             if self.zeros.count > 0 {
                 self.settle_zeros(at, event.tid);
             }
-            match event.kind {
-                KIND_ENTER | KIND_EXIT => self.visitor.call(&event),
-                KIND_MARKER => self.marker(&event),
-                KIND_COUNTERS => self.oddities.counter_records += 1,
-                _ => self.oddities.unknown_kinds += 1,
+            self.walked.records += u64::from(event.tid != 0);
+            if let Some(packed) = &mut self.packed {
+                packed.hear_unnumbered(&event);
             }
+            self.record(&event);
+        }
+    }
+
+    /// Shows a record.
+    #[inline]
+    pub fn record(&mut self, event: &Event) {
+        match event.kind {
+            KIND_ENTER | KIND_EXIT => self.visitor.call(event),
+            KIND_MARKER => self.marker(event),
+            KIND_COUNTERS => self.walked.oddities.counter_records += 1,
+            _ => self.walked.oddities.unknown_kinds += 1,
         }
     }
 
@@ -149,14 +182,14 @@ impl<V: Visitor> Walker<'_, V> {
         }
         match *event == Event::default() {
             true => self.zeros.count += 1,
-            false => self.visitor.torn(event.tid, 1),
+            false => self.visitor.lost(event.tid, Cause::Torn, 1),
         }
     }
 
     /// An event of `tid` stands at `at`, behind slots that were left zero: torn if in one window.
     fn settle_zeros(&mut self, at: u64, tid: u32) {
         if self.window(at) == self.zeros.window {
-            self.visitor.torn(tid, self.zeros.count);
+            self.visitor.lost(tid, Cause::Torn, self.zeros.count);
         }
         self.zeros.count = 0;
     }
@@ -174,23 +207,30 @@ impl<V: Visitor> Walker<'_, V> {
         }
     }
 
+    fn note(&mut self, event: &Event, piece: &NotePiece) {
+        let visitor = &mut *self.visitor;
+        self.notes.push(event, piece, |code, bytes| {
+            visitor.note(event.tid, event.ts, code, bytes);
+        });
+    }
+
     fn marker(&mut self, event: &Event) {
         if let Some(piece) = NotePiece::of(event) {
             match piece.code {
                 NOTE_PADDING => {}
                 NOTE_SEGMENT => {
                     self.compare_segment_before(&piece);
-                    self.notes.push(event, &piece, self.visitor);
+                    self.note(event, &piece);
                 }
-                code if code > NOTE_SEGMENT => self.oddities.unknown_markers += 1,
-                _ => self.notes.push(event, &piece, self.visitor),
+                code if code > NOTE_SEGMENT => self.walked.oddities.unknown_markers += 1,
+                _ => self.note(event, &piece),
             }
             return;
         }
         match event.func {
             MARK_BUDGET..=MARK_CLOCK => self.visitor.mark(event),
-            MARK_COUNTER_FIRST..=MARK_COUNTER_LAST => self.oddities.counter_records += 1,
-            _ => self.oddities.unknown_markers += 1,
+            MARK_COUNTER_FIRST..=MARK_COUNTER_LAST => self.walked.oddities.counter_records += 1,
+            _ => self.walked.oddities.unknown_markers += 1,
         }
     }
 }
@@ -228,47 +268,4 @@ fn read_full(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
         }
     }
     Ok(filled)
-}
-
-/// Most threads whose notes are put together at once. Pieces of a note come close together, and
-/// damaged files could name four billion threads.
-const MAX_OPEN_NOTES: usize = 4096;
-
-/// Notes of which some pieces have come. An assembler is 4.6 KiB, so only threads in the middle
-/// of a note have one.
-#[derive(Default)]
-struct NoteBook {
-    open: FxHashMap<u32, Box<NoteAssembler>>,
-    spare: Option<Box<NoteAssembler>>,
-    started: u64,
-    completed: u64,
-}
-
-impl NoteBook {
-    fn push<V: Visitor>(&mut self, event: &Event, piece: &NotePiece, visitor: &mut V) {
-        let open = self.open.remove(&event.tid);
-        let mut assembler = match piece.index {
-            0 => {
-                self.started += 1;
-                open.or_else(|| self.spare.take()).unwrap_or_default()
-            }
-            _ => match open {
-                Some(assembler) => assembler,
-                None => return,
-            },
-        };
-        match assembler.push(piece) {
-            Some((code, bytes)) => {
-                self.completed += 1;
-                visitor.note(event.tid, event.ts, code, bytes);
-                self.spare = Some(assembler);
-            }
-            None => {
-                if self.open.len() >= MAX_OPEN_NOTES {
-                    self.open.clear();
-                }
-                self.open.insert(event.tid, assembler);
-            }
-        }
-    }
 }

@@ -8,9 +8,13 @@ use clap::{Parser, Subcommand};
 
 mod analyze;
 mod demo;
+mod drain;
 mod init;
+mod rings;
 mod run;
 mod serve;
+mod sinks;
+mod snapshot;
 
 /// Function-level tracing for C, C++ and Rust projects.
 #[derive(Parser)]
@@ -24,9 +28,12 @@ struct Cli {
 enum Verb {
     Analyze(analyze::Args),
     Demo(demo::Args),
+    Drain(drain::Args),
     Init(init::Args),
-    Run(run::Args),
+    Rings(rings::Args),
+    Run(Box<run::Args>),
     Serve(serve::Args),
+    Snapshot(snapshot::Args),
 }
 
 /// Exit code for input that cannot be used; the message says what would help.
@@ -36,9 +43,12 @@ fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Analyze(args) => analyze::run(args),
         Verb::Demo(args) => demo::run(args),
+        Verb::Drain(args) => drain::run(args),
         Verb::Init(args) => init::run(args),
-        Verb::Run(args) => run::run(args),
+        Verb::Rings(args) => rings::run(args),
+        Verb::Run(args) => run::run(*args),
         Verb::Serve(args) => serve::run(args),
+        Verb::Snapshot(args) => snapshot::run(args),
     };
     done.unwrap_or_else(|error| {
         tell(&error);

@@ -1,27 +1,45 @@
-//! `callsight run`: a program → a traced run, then its report.
+//! `callsight run`: a program → a traced run, into files, to a server, or both; then its report.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{anyhow, bail};
 use callsight_hub::local::{
-    Hooks, Launch, Outcome, captures_in, find_program, hooks_of, remove_captures,
+    Hooks, Launch, LaunchError, Outcome, captures_in, find_program, hooks_of, remove_captures,
 };
 use clap::Parser;
 
+use crate::sinks::{self, Sinks};
 use crate::{analyze, tell};
 
+mod live;
+
+use live::Live;
+
+/// Most megabytes of captures where nothing else is said, as the runtime has it.
+const DEFAULT_MAX_MB: u64 = 512;
+
 /// Runs an instrumented program and reports on it
+///
+/// Events go into files, or with --live to a server, or with --live and --path to both. What the
+/// flags leave open, CALLSIGHT_PATH and CALLSIGHT_LIVE say, and then the table [sinks] of the
+/// nearest callsight.toml.
 ///
 /// The exit code is that of the program: 128 and the signal's number where one ended it. Where
 /// the program succeeded and there is no report, it is 2.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Folder of the captures
-    #[arg(long, default_value = "traces", value_name = "DIR")]
-    dir: PathBuf,
+    /// Folder of the captures; empty for none [default: traces, without --live]
+    #[arg(long, visible_alias = "path", value_name = "DIR")]
+    dir: Option<OsString>,
+    /// Stream to the `callsight serve` that listens there; empty for none
+    #[arg(long, value_name = "HOST:PORT")]
+    live: Option<OsString>,
+    /// Megabytes of the ring that a streamed run records into [default: 16]
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..4096))]
+    ring_mb: Option<u64>,
     /// Keep captures of earlier runs in DIR, and report on all of them
     #[arg(long)]
     keep: bool,
@@ -82,30 +100,30 @@ struct Analyze {
 
 /// See [`Args`].
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let sinks = sinks::choose(args.dir.clone(), args.live.clone())?;
     // First, so that a mistake in it is told before the program runs.
-    let request = args.report.request(&args.dir);
+    let request = args.report.request(sinks.folder());
     if !args.no_check {
         check_hooks(&args.command[0])?;
     }
-    if !args.keep {
-        remove_captures(&args.dir)?;
+    if let Sinks { path: None, live: None } = sinks {
+        note("nothing is recorded: neither a folder (--path) nor a server (--live) is wanted");
+        return run_untraced(&args);
     }
-    let earlier = captures_in(&args.dir)?;
-    if !earlier.is_empty() {
-        let (count, dir) = (earlier.len(), args.dir.display());
-        note(&format!("--keep: the report includes {count} earlier files in {dir}"));
-    }
-    if std::env::var_os("TRACE_SHM").is_some() {
-        note("TRACE_SHM is not passed on: this run writes files");
-    }
-    let outcome = args.launch().run()?;
+    let earlier = args.prepare(&sinks)?;
+    let outcome = args.launch_with(&sinks)?;
     note_outcome(&outcome, args.timeout);
-    let reported = ensure_captured(&args, &earlier).and_then(|()| analyze::run(request));
-    match (reported, outcome.code()) {
+    match (args.report_on(&sinks, &earlier, request), outcome.code()) {
         (Err(error), 0) => return Err(error),
         (Err(error), _) => tell(&error),
-        (Ok(_), _) => {}
+        (Ok(()), _) => {}
     }
+    Ok(ExitCode::from(outcome.code()))
+}
+
+fn run_untraced(args: &Args) -> anyhow::Result<ExitCode> {
+    let outcome = Launch { untraced: true, ..args.launch(PathBuf::new()) }.run()?;
+    note_outcome(&outcome, args.timeout);
     Ok(ExitCode::from(outcome.code()))
 }
 
@@ -131,7 +149,74 @@ impl ReportArgs {
 }
 
 impl Args {
-    fn launch(&self) -> Launch {
+    /// Makes room for new captures; which are there and stay.
+    fn prepare(&self, sinks: &Sinks) -> anyhow::Result<Vec<PathBuf>> {
+        if std::env::var_os("TRACE_SHM").is_some() {
+            note("TRACE_SHM is not passed on: this run has its own files, or its own ring");
+        }
+        let Some(dir) = &sinks.path else {
+            return Ok(captures_in(sinks.folder()).unwrap_or_default());
+        };
+        if !self.keep {
+            remove_captures(dir)?;
+        }
+        let earlier = captures_in(dir)?;
+        if !earlier.is_empty() {
+            let (count, dir) = (earlier.len(), dir.display());
+            note(&format!("--keep: the report includes {count} earlier files in {dir}"));
+        }
+        Ok(earlier)
+    }
+
+    /// Reports on what the run left; a program that could not use its ring has left files, wherever
+    /// its events should have gone.
+    fn report_on(
+        &self,
+        sinks: &Sinks,
+        earlier: &[PathBuf],
+        request: analyze::Args,
+    ) -> anyhow::Result<()> {
+        let captured = captures_in(sinks.folder());
+        let is_new = |captures: &Vec<PathBuf>| captures.iter().any(|file| !earlier.contains(file));
+        match (&sinks.path, captured) {
+            (_, Ok(captures)) if is_new(&captures) => analyze::run(request).map(drop),
+            (Some(dir), Ok(_)) => Err(self.no_capture(dir)),
+            (Some(_), Err(error)) => Err(error.into()),
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// Runs the program, beside a drain where there is a server to stream to.
+    fn launch_with(&self, sinks: &Sinks) -> anyhow::Result<Outcome> {
+        let mut launch = self.launch(sinks.folder().to_owned());
+        if sinks.live.is_none() {
+            return Ok(launch.run()?);
+        }
+        if let Some(folder) = &sinks.path {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| LaunchError::Folder { path: folder.clone(), error })?;
+        }
+        if self.full.as_deref() == Some("wrap") {
+            note("--full wrap is for files alone: a streamed run keeps its beginning");
+        }
+        let Some(live) = Live::start(sinks, self.budget_bytes()) else {
+            // Without a drain a ring fills and nothing comes of it.
+            launch.untraced = sinks.path.is_none();
+            return Ok(launch.run()?);
+        };
+        launch.ring = Some(live.ring.clone());
+        let outcome = launch.run()?;
+        live.finish(outcome.made_ring);
+        Ok(outcome)
+    }
+
+    /// Most bytes of the capture that the drain of a streamed run keeps.
+    fn budget_bytes(&self) -> u64 {
+        let inherited = std::env::var("TRACE_MAX_MB").ok().and_then(|mb| mb.parse().ok());
+        self.max_mb.or(inherited).unwrap_or(DEFAULT_MAX_MB).saturating_mul(1 << 20)
+    }
+
+    fn launch(&self, directory: PathBuf) -> Launch {
         let number = |number: u64| OsString::from(number.to_string());
         let settings = [
             ("TRACE_MAX_MB", self.max_mb.map(number)),
@@ -139,13 +224,24 @@ impl Args {
             ("TRACE_FULL", self.full.as_ref().map(OsString::from)),
             ("TRACE_THREADS", self.threads.clone()),
             ("TRACE_CLOCK", self.clock.as_ref().map(OsString::from)),
+            ("TRACE_SHM_SIZE", self.ring_mb.map(|mb| number(mb << 20))),
         ];
         Launch {
             command: self.command.clone(),
-            directory: self.dir.clone(),
+            directory,
             settings: settings.into_iter().filter_map(|(name, v)| Some((name, v?))).collect(),
             time_limit: self.timeout,
+            ..Launch::default()
         }
+    }
+
+    fn no_capture(&self, dir: &Path) -> anyhow::Error {
+        anyhow!(
+            "report on {}: the run left no capture in {}: {}",
+            Path::new(&self.command[0]).display(),
+            dir.display(),
+            likely_cause(self.thread_filter())
+        )
     }
 
     /// What leaves out threads, as it was given: here, or in the environment.
@@ -195,17 +291,6 @@ fn note_outcome(outcome: &Outcome, timeout: Option<Duration>) {
     }
 }
 
-fn ensure_captured(args: &Args, earlier: &[PathBuf]) -> anyhow::Result<()> {
-    ensure!(
-        captures_in(&args.dir)?.iter().any(|capture| !earlier.contains(capture)),
-        "report on {}: the run left no capture in {}: {}",
-        Path::new(&args.command[0]).display(),
-        args.dir.display(),
-        likely_cause(args.thread_filter())
-    );
-    Ok(())
-}
-
 /// Why a run left no capture, as far as that can be known.
 fn likely_cause(thread_filter: Option<String>) -> String {
     match thread_filter {
@@ -230,7 +315,7 @@ mod tests {
     fn parse(line: &str) -> Result<Args, String> {
         let words = ["callsight", "run"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).map_err(|error| error.to_string())?.verb {
-            Verb::Run(args) => Ok(args),
+            Verb::Run(args) => Ok(*args),
             _ => Err("another verb".to_owned()),
         }
     }
@@ -239,7 +324,7 @@ mod tests {
     fn options_become_the_runtimes_variables_and_the_rest_is_the_programs() {
         let line = "--max-mb 8 --max-events 5 --full wrap --threads a*,b --clock mono --timeout 0.5 \
                     -- prog --max-mb 9";
-        let launch = parse(line).expect("arguments").launch();
+        let launch = parse(line).expect("arguments").launch("dir".into());
         let said: Vec<String> = launch
             .settings
             .iter()
@@ -250,12 +335,21 @@ mod tests {
         assert_eq!(said[4..], ["TRACE_CLOCK=mono"]);
         assert_eq!(launch.command, ["prog", "--max-mb", "9"].map(OsString::from));
         assert_eq!(launch.time_limit, Some(Duration::from_millis(500)));
-        assert!(parse("-- prog").expect("arguments").launch().settings.is_empty());
+        let plain = parse("-- prog").expect("arguments").launch("dir".into());
+        assert!(plain.settings.is_empty() && plain.ring.is_none());
+        assert_eq!(plain.directory, Path::new("dir"));
     }
 
     #[test]
     fn what_makes_no_sense_is_refused_before_anything_runs() {
-        for line in ["", "prog", "--full grow -- p", "--clock sun -- p", "--max-mb x -- p"] {
+        for line in [
+            "",
+            "prog",
+            "--ring-mb 0 -- p",
+            "--full grow -- p",
+            "--clock sun -- p",
+            "--max-mb x -- p",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
         for seconds in ["0", "-1", "x", "inf", "nan"] {

@@ -5,12 +5,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use callsight_format::STREAM_PORT;
 use callsight_hub::capture::CaptureLimits;
-use callsight_hub::ingest::{Options, Server};
+use callsight_hub::forward::Forward;
+use callsight_hub::ingest::{Destinations, MakeSink, Options, Server};
 use callsight_hub::local::ending_signals;
+use callsight_hub::model::{Model, Overview};
+
+mod rings;
 
 /// Receives streams from devices and writes captures
 #[derive(clap::Args)]
@@ -30,7 +36,22 @@ pub struct Args {
     /// Size of a capture file in megabytes; 0 for one file
     #[arg(long, default_value_t = 256, value_name = "MB")]
     seg_mb: u32,
+    /// Write captures of events (format 2), for tools that read no packed ones
+    #[arg(long)]
+    events: bool,
+    /// Pass every stream on to the callsight serve there, too
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    forward: Option<String>,
+    /// Drain this ring of this machine, too, each time that programs record into it (repeatable)
+    #[arg(long, value_name = "NAME")]
+    ring: Vec<String>,
+    /// Say every few seconds how much has come
+    #[arg(long)]
+    status: bool,
 }
+
+/// How often --status says something.
+const STATUS_PAUSE: Duration = Duration::from_secs(3);
 
 /// See [`Args`].
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -44,14 +65,51 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         streams: None,
         say: Box::new(say),
     })?;
-    let stop = Arc::new(AtomicBool::new(false));
+    let model = args.status.then(Model::default);
+    let server = server.with_destinations(Destinations {
+        unpacked: args.events,
+        sinks: sinks(args.forward, model.as_ref()),
+    });
+    let asked = Arc::new(AtomicBool::new(false));
     for signal in ending_signals() {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catch Ctrl-C")?;
+        signal_hook::flag::register(signal, Arc::clone(&asked)).context("catch Ctrl-C")?;
     }
     say(&format!("listening on {}, writing {}", server.local_addr(), out.display()));
+    if let Some(model) = model {
+        thread::spawn(move || say_status(&model));
+    }
+    // The drains of this machine end first: their last events are for this server.
+    let stop = rings::drain(args.ring, server.local_addr(), asked);
     let totals = server.run(&stop);
     say(&format!("ended: {totals}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The sinks of each stream beside its capture.
+fn sinks(forward: Option<String>, model: Option<&Model>) -> Vec<MakeSink> {
+    let forward = forward.map(|to| -> MakeSink { Box::new(move || Box::new(Forward::to(&to))) });
+    let model = model.cloned().map(|model| -> MakeSink { Box::new(move || model.sink()) });
+    forward.into_iter().chain(model).collect()
+}
+
+fn host_and_port(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+    match port.map(str::parse::<u16>) {
+        Some(Ok(1..)) => Ok(text.to_owned()),
+        _ => Err("a host and a port are needed, such as render-01:9001".to_owned()),
+    }
+}
+
+/// Says how much is there and how fast it grows, until the program ends.
+fn say_status(model: &Model) {
+    let mut before = model.overview().events;
+    loop {
+        thread::sleep(STATUS_PAUSE);
+        let Overview { sessions, writers, events } = model.overview();
+        let rate = events.saturating_sub(before) / STATUS_PAUSE.as_secs();
+        say(&format!("{sessions} streams, {writers} writers, {events} events, {rate} a second"));
+        before = events;
+    }
 }
 
 /// Limits given in megabytes.

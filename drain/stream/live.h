@@ -318,12 +318,13 @@ static int live_is_cut(struct live *live)
            && info.tcpi_last_ack_recv > DEAD_PEER_MS;
 }
 
-/* How long the server may take to greet. */
+/* How long the server may take to greet. Raw events that were sent before it does cannot be resumed,
+ * so who wants that rather waits, though the ring fills up. */
 static uint64_t greeting_wait(const struct live *live)
 {
     if (live->form == FORM_BLOCKS)
         return RESUME_NS; /* it has greeted before */
-    return live->hurries ? HURRIED_NS : GREETING_NS;
+    return live->hurries && !live->reconnects ? HURRIED_NS : GREETING_NS;
 }
 
 /* Does what can be done at once. */

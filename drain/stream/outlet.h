@@ -228,7 +228,8 @@ static void packer_seal(struct outlet *outlet, struct packer *packer)
         parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_BLOCK, outlet->block, count, &packer->parts);
         parcel->number = header->number;
         parcel->events = header->calls;
-        parcel->numbered = header->numbered;
+        /* Those of a version 2 ring have none, and are told all the same. */
+        parcel->numbered = packer->numbered ? header->numbered : header->records;
         block_to_live(outlet, parcel);
         sink_offer(&outlet->save.sink, parcel);
     }

@@ -233,8 +233,10 @@ static void free_orphans(struct pool *pool)
         if (page->stuck_since_ns == 0)
             page->stuck_since_ns = pool->now_ns;
         int waited = pool->now_ns - page->stuck_since_ns >= UNSTORED_NS;
-        if ((owner & CALLSIGHT_PAGE_RETIRED) != 0
-            || (pid != 0 ? is_dead(pid, writer->start, pool->now_ns) : waited))
+        int left = (owner & CALLSIGHT_PAGE_RETIRED) != 0
+                   || (pid != 0 ? is_dead(pid, writer->start, pool->now_ns) : waited);
+        /* It may have filled the header, stored records and died since that was looked at. */
+        if (left && load64(&header->owner) == owner && load32(&header->pid) == 0)
             page_free(pool, index);
     }
 }

@@ -9,14 +9,19 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 pub mod capture;
+pub mod forward;
 pub mod ingest;
 pub mod local;
 mod losses;
+pub mod model;
 mod session;
 pub mod sink;
 pub mod stream;
+mod sync;
 
-pub use losses::{LossWatch, Losses};
-pub use session::{Session, Tally};
-pub use sink::{Batch, Ending, SessionMeta, Sink, SinkTally};
+pub use batch::{BATCH_BYTES, Batch, Content, Unpacking};
+pub use losses::{Amount, Dropped, LossWatch, Losses};
+pub use session::{Host, Session, SinkTally, Tally};
+pub use sink::{Closing, Deadline, Ending, SessionMeta, Sink};

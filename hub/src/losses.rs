@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::offset_of;
 
 use callsight_format::{
-    ByteOrder, CAUSES, Cause, EVENT_BYTES, Event, KIND_MARKER, LossNote, NOTE_LOSS, NoteAssembler,
-    NotePiece,
+    BlockHeader, ByteOrder, CAUSES, Cause, EVENT_BYTES, Event, KIND_ENTER, KIND_EXIT, KIND_MARKER,
+    LossNote, NOTE_LOSS, NoteAssembler, NotePiece,
 };
 
 /// Events lost, by cause.
@@ -66,6 +66,83 @@ impl Losses {
     }
 }
 
+/// What a batch holds, or several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Enters and exits.
+    pub events: u64,
+    /// With the notes among them: what the numbers of writers count.
+    pub records: u64,
+}
+
+impl Amount {
+    /// Of raw events.
+    pub fn of_events(events: &[u8]) -> Amount {
+        // Markers and counters are about the others.
+        let is_call =
+            |event: &&[u8]| matches!(event[offset_of!(Event, kind)], KIND_ENTER | KIND_EXIT);
+        let events = events.chunks_exact(EVENT_BYTES);
+        Amount { records: events.len() as u64, events: events.filter(is_call).count() as u64 }
+    }
+
+    /// Of a block. The records of a ring of version 2, which does not say when a process started,
+    /// have no numbers; elsewhere those without are notes that the drain added.
+    pub fn of_block(header: &BlockHeader) -> Amount {
+        let unnumbered = header.numbered == 0 && header.start == 0;
+        let records = if unnumbered { header.records } else { header.numbered };
+        Amount { events: header.calls.into(), records: records.into() }
+    }
+
+    /// Both together.
+    pub fn plus(self, other: Amount) -> Amount {
+        Amount {
+            events: self.events.saturating_add(other.events),
+            records: self.records.saturating_add(other.records),
+        }
+    }
+}
+
+/// What did not reach a sink, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Enters and exits.
+    pub events: Losses,
+    /// The records that they are, with the notes among them.
+    pub records: Losses,
+}
+
+impl Dropped {
+    /// Counts `amount` more for `cause`.
+    pub fn add(&mut self, cause: Cause, amount: Amount) {
+        self.events.add(cause, amount.events);
+        self.records.add(cause, amount.records);
+    }
+
+    /// What was dropped for `cause`.
+    pub fn of(&self, cause: Cause) -> Amount {
+        Amount { events: self.events.of(cause), records: self.records.of(cause) }
+    }
+
+    /// Both together.
+    pub fn plus(self, other: &Dropped) -> Dropped {
+        Dropped {
+            events: self.events.plus(&other.events),
+            records: self.records.plus(&other.records),
+        }
+    }
+
+    /// Counts what a field of [`SINK_DROPPED`](callsight_format::SINK_DROPPED) or
+    /// [`END_SINK_DROPPED`](callsight_format::END_SINK_DROPPED) tells. A cause that is not known
+    /// counts as [`Cause::Full`], so that it stays in the sum.
+    pub fn add_field(&mut self, value: &[u8]) {
+        let le = ByteOrder::Little;
+        let cause = le.u32(value, 0).and_then(Cause::from_number).unwrap_or(Cause::Full);
+        let events = le.u64(value, 4).unwrap_or(0);
+        let records = le.u64(value, 12).unwrap_or(0).max(events);
+        self.add(cause, Amount { events, records });
+    }
+}
+
 /// Most writers whose loss notes are put together at once: a note's pieces come close together,
 /// and a hostile stream could name four billion writers, at 4.6 KiB each.
 const MAX_OPEN_NOTES: usize = 64;
@@ -93,10 +170,16 @@ impl LossWatch {
             if bytes[offset_of!(Event, kind)] != KIND_MARKER {
                 continue;
             }
-            let Some(event) = Event::parse(bytes, order) else { continue };
-            if let Some(piece) = NotePiece::of(&event).filter(|piece| piece.code == NOTE_LOSS) {
-                self.take(event.tid, &piece);
+            if let Some(event) = Event::parse(bytes, order) {
+                self.observe_marker(&event);
             }
+        }
+    }
+
+    /// Looks at one marker.
+    pub(crate) fn observe_marker(&mut self, event: &Event) {
+        if let Some(piece) = NotePiece::of(event).filter(|piece| piece.code == NOTE_LOSS) {
+            self.take(event.tid, &piece);
         }
     }
 
@@ -175,6 +258,30 @@ mod tests {
         let whole = loss_note(7, Cause::Full, 5, ByteOrder::NATIVE).concat();
         watch.observe(&whole, ByteOrder::NATIVE);
         assert_eq!(watch.told().sum(), 5);
+    }
+
+    #[test]
+    fn what_writers_number_in_a_block_is_no_note_of_the_drain() {
+        let of = |start, numbered| {
+            let header =
+                BlockHeader { start, numbered, records: 9, calls: 4, ..Default::default() };
+            Amount::of_block(&header)
+        };
+        assert_eq!(of(7, 6), Amount { events: 4, records: 6 });
+        assert_eq!(of(7, 0), Amount { events: 4, records: 0 });
+        // All of them are records of a ring of version 2.
+        assert_eq!(of(0, 0), Amount { events: 4, records: 9 });
+    }
+
+    #[test]
+    fn a_count_without_records_is_one_of_records_too() {
+        let mut dropped = Dropped::default();
+        let value = [&8u32.to_le_bytes()[..], &5u64.to_le_bytes(), &7u64.to_le_bytes()].concat();
+        dropped.add_field(&value);
+        dropped.add_field(&value[..12]);
+        dropped.add_field(&value[..3]);
+        assert_eq!(dropped.of(Cause::Queue), Amount { events: 10, records: 12 });
+        assert_eq!(dropped.records.sum(), 12);
     }
 
     #[test]

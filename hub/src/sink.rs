@@ -1,38 +1,66 @@
 //! A destination of a session's events.
 //!
-//! A sink that fails says so and counts what it could not take; it never stops the session, the
-//! traced program or another sink. A sink is an implementation of [`Sink`]:
+//! Each sink of a session has a thread and a bounded queue of its own, so that none can hold up or
+//! harm the session, the traced program or another sink. One that fails or panics is dead from then
+//! on, and what it does not get is counted. A sink is an implementation of [`Sink`]:
 //!
 //! ```
-//! use callsight_hub::{Batch, Ending, SessionMeta, Sink, SinkTally};
+//! use std::collections::HashMap;
+//! use std::io;
 //!
-//! /// Counts calls and keeps nothing.
+//! use callsight_format::KIND_ENTER;
+//! use callsight_hub::{Batch, SessionMeta, Sink, Unpacking};
+//!
+//! /// Counts the calls of each function.
 //! #[derive(Default)]
-//! struct Counter(SinkTally);
+//! struct Calls {
+//!     by_function: HashMap<u64, u64>,
+//!     unpacking: Unpacking,
+//! }
 //!
-//! impl Sink for Counter {
+//! impl Sink for Calls {
 //!     fn name(&self) -> String {
-//!         "counter".to_owned()
+//!         "calls".to_owned()
 //!     }
-//!     fn init(&mut self, _meta: &SessionMeta) -> std::io::Result<()> {
+//!     fn init(&mut self, meta: &SessionMeta) -> io::Result<()> {
+//!         println!("counting calls of {}", meta.peer);
 //!         Ok(())
 //!     }
-//!     fn write(&mut self, batch: &Batch<'_>) {
-//!         self.0.stored_events += batch.hook_events();
-//!     }
-//!     fn close(&mut self, _ending: &Ending) -> SinkTally {
-//!         std::mem::take(&mut self.0)
+//!     fn write(&mut self, batch: &Batch) -> io::Result<()> {
+//!         let count = &mut self.by_function;
+//!         self.unpacking
+//!             .events(batch, |event| {
+//!                 if event.kind == KIND_ENTER {
+//!                     *count.entry(event.func).or_default() += 1;
+//!                 }
+//!             })
+//!             .map_err(io::Error::other)
 //!     }
 //! }
+//!
+//! // A session runs it, with any other sinks; at the end it says what became of every event.
+//! use callsight_format::{ByteOrder, Origin};
+//! use callsight_hub::stream::{Chunk, Item};
+//! use callsight_hub::Session;
+//!
+//! let meta = SessionMeta::new(1, "a test", Origin::default(), ByteOrder::NATIVE);
+//! let mut session = Session::start(&meta, vec![Box::new(Calls::default())]);
+//! let events = [0u8; 64]; // two enters of function 0
+//! let say = |line: &str| println!("{line}");
+//! session.take(&Chunk { bytes: &[], item: Item::Events(&events) }, &say);
+//! let tally = session.finish(0, &say);
+//! assert_eq!((tally.sinks[0].delivered_events, tally.sinks[0].unaccounted()), (2, 0));
 //! ```
 
 use std::io;
-use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use callsight_format::{ByteOrder, EVENT_BYTES, Event, KIND_ENTER, KIND_EXIT, Origin};
+use callsight_format::{ByteOrder, Origin};
 
-use crate::Losses;
-use crate::stream::Sender;
+use crate::stream::StreamId;
+use crate::{Batch, Dropped, Losses};
 
 /// What is known of a session when it starts.
 #[derive(Clone, Debug)]
@@ -45,70 +73,67 @@ pub struct SessionMeta {
     pub origin: Origin,
     /// Byte order of its events.
     pub order: ByteOrder,
+    /// Which stream it is, of a sender that packs: then every batch is a chunk as it came.
+    pub stream: Option<StreamId>,
+    /// Tells a sink that waits for something that the session ends.
+    pub closing: Closing,
 }
 
-/// Whole events as they came, in the sender's byte order.
+impl SessionMeta {
+    /// Of a sender that sends raw events.
+    pub fn new(id: u32, peer: &str, origin: Origin, order: ByteOrder) -> SessionMeta {
+        let peer = peer.to_owned();
+        SessionMeta { id, peer, origin, order, stream: None, closing: Closing::default() }
+    }
+}
+
+/// Whether a session ends. Clones tell of the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Closing(Arc<AtomicBool>);
+
+impl Closing {
+    /// Whether it does.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The moment by which something must be done.
 #[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
-    bytes: &'a [u8],
-    order: ByteOrder,
-}
+pub struct Deadline(Instant);
 
-impl<'a> Batch<'a> {
-    /// A batch of `bytes`, without a part of an event at the end.
-    pub fn new(bytes: &'a [u8], order: ByteOrder) -> Batch<'a> {
-        Batch { bytes: &bytes[..bytes.len() - bytes.len() % EVENT_BYTES], order }
+impl Deadline {
+    /// So long from now.
+    pub fn after(time: Duration) -> Deadline {
+        Deadline(Instant::now() + time)
     }
 
-    /// The events as bytes.
-    pub fn bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-
-    /// Their byte order.
-    pub fn order(&self) -> ByteOrder {
-        self.order
-    }
-
-    /// How many events there are, markers included.
-    pub fn records(&self) -> u64 {
-        (self.bytes.len() / EVENT_BYTES) as u64
-    }
-
-    /// How many of them are enters and exits.
-    pub fn hook_events(&self) -> u64 {
-        hook_events(self.bytes)
+    /// How long there is left.
+    pub fn left(&self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
     }
 }
 
-/// How many of these events are enters and exits; markers and counters are about them.
-pub(crate) fn hook_events(events: &[u8]) -> u64 {
-    let kind = |event: &&[u8]| matches!(event[offset_of!(Event, kind)], KIND_ENTER | KIND_EXIT);
-    events.chunks_exact(EVENT_BYTES).filter(kind).count() as u64
-}
-
-/// What became of the events a sink was given.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SinkTally {
-    /// Enters and exits that arrived.
-    pub stored_events: u64,
-    /// Enters and exits that did not.
-    pub dropped_events: Losses,
-    /// Files or connections it took.
-    pub segments: u32,
-}
-
-/// How a session ended.
+/// How a session ended, for one of its sinks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     /// What was lost on the way here, whether or not a note of the events tells it. A sink adds
     /// what stands in no note that it has kept.
     pub lost_before: Losses,
+    /// What this sink was not given: its queue was full.
+    pub not_given: Dropped,
     /// The stream broke off: what its sender still held is lost and not counted.
     pub cut: bool,
 }
 
 /// A destination of events. See the [module](self) for an example.
+///
+/// All of it is called on a thread of the sink's own, in this order: `init`, any number of
+/// `write`, `flush`, `close`. A panic or an error of `init` or `write` is the end of it.
 pub trait Sink: Send {
     /// What it is called in messages.
     fn name(&self) -> String;
@@ -119,23 +144,39 @@ pub trait Sink: Send {
     /// Why it cannot; it is then given nothing.
     fn init(&mut self, meta: &SessionMeta) -> io::Result<()>;
 
-    /// Learns who is sending. May come at any time, once.
+    /// Takes a batch, in whatever time that needs. Batches that come meanwhile wait in a queue of
+    /// 16 MiB; when that is full they are dropped for this sink alone, and counted.
     ///
     /// # Errors
-    /// Why that could not be stored; events go on.
-    fn describe(&mut self, sender: &Sender) -> io::Result<()> {
-        let _ = sender;
+    /// Why it takes nothing more, this batch included.
+    fn write(&mut self, batch: &Batch) -> io::Result<()>;
+
+    /// Brings what it was given to where it belongs, as far as that is done by the deadline.
+    ///
+    /// # Errors
+    /// Why it could not; what is not there counts in [`Sink::dropped`].
+    fn flush(&mut self, deadline: Deadline) -> io::Result<()> {
+        let _ = deadline;
         Ok(())
     }
 
-    /// Takes events, or counts them as dropped.
-    fn write(&mut self, batch: &Batch<'_>);
+    /// Ends.
+    fn close(&mut self, ending: &Ending) {
+        let _ = ending;
+    }
 
-    /// Why it takes nothing more, for people; `None` while it does.
+    /// Events it was given and does not have, by cause, as of now. All others count as delivered.
+    fn dropped(&self) -> Losses {
+        Losses::default()
+    }
+
+    /// What is wrong with it, for people, where it goes on all the same; said when it changes.
     fn trouble(&self) -> Option<&str> {
         None
     }
 
-    /// Ends, and gives the account.
-    fn close(&mut self, ending: &Ending) -> SinkTally;
+    /// How much there is of it, for people: `3 segments`.
+    fn extent(&self) -> Option<String> {
+        None
+    }
 }

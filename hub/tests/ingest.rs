@@ -34,7 +34,7 @@ fn a_device_of_either_byte_order_becomes_a_capture() {
         assert!(served.said("/bin/app on board"), "{:?}", served.lines);
         let last = served.lines.last().expect("a line");
         assert!(
-            last.ends_with("-> trace.stream.1.*.bin (10000 events, 1 segment, 0 dropped)"),
+            last.ends_with("-> trace.stream.1.*.bin (10000 events, 1 segment, 0 dropped; emitted 10000, unaccounted=0)"),
             "{last}"
         );
     }

@@ -3,7 +3,7 @@
 mod common;
 
 use callsight_format::*;
-use callsight_hub::stream::{ChunkDecoder, Item, StreamError};
+use callsight_hub::stream::{Chunk, ChunkDecoder, Item, StreamError};
 use common::{calls, chunk, end_loss, fields};
 
 const ORDERS: [ByteOrder; 2] = [ByteOrder::Little, ByteOrder::Big];
@@ -36,7 +36,7 @@ fn decode<'a>(
     for mut piece in pieces {
         loop {
             match decoder.next(&mut piece) {
-                Ok(Some(item)) => items.push(format!("{item:?}")),
+                Ok(Some(chunk)) => items.push(format!("{chunk:?}")),
                 Ok(None) => break,
                 Err(error) => return (items, Some(error), false),
             }
@@ -83,9 +83,11 @@ fn both_byte_orders_give_the_events_as_they_were_sent() {
         let sent = calls(7, 500, order);
         let bytes = chunk(CHUNK_EVENTS, &sent, order);
         let mut decoder = ChunkDecoder::new(order);
-        assert_eq!(decoder.next(&mut &bytes[..]), Ok(Some(Item::Events(&sent))));
+        let whole = Chunk { bytes: &bytes, item: Item::Events(&sent) };
+        assert_eq!(decoder.next(&mut &bytes[..]), Ok(Some(whole)));
         let bytes = chunk(CHUNK_DROPPED, &order.put_u64(5), order);
-        assert_eq!(decoder.next(&mut &bytes[..]), Ok(Some(Item::Dropped { events: 5 })));
+        let whole = Chunk { bytes: &bytes, item: Item::Dropped { events: 5 } };
+        assert_eq!(decoder.next(&mut &bytes[..]), Ok(Some(whole)));
     }
 }
 
@@ -146,5 +148,51 @@ fn no_flipped_bit_in_a_stream_is_a_panic() {
         bent[bit / 8] ^= 1 << (bit % 8);
         let (items, _, _) = decode([&bent[..]], order);
         assert!(items.len() <= 8, "bit {bit}");
+    }
+}
+
+#[test]
+fn a_token_is_not_passed_on() {
+    let id = [7; STREAM_ID_BYTES];
+    let said = [(HELLO_TOKEN, &b"secret"[..]), (HELLO_HOSTNAME, b"board"), (HELLO_STREAM, &id)];
+    let sent = chunk(CHUNK_HELLO, &fields(&said), ByteOrder::Big);
+    let mut decoder = ChunkDecoder::new(ByteOrder::Big);
+    let first = decoder.next(&mut &sent[..]).expect("honest").expect("whole");
+    assert_eq!(first.bytes, chunk(CHUNK_HELLO, &fields(&said[1..]), ByteOrder::Big));
+    assert!(matches!(first.item, Item::Sender(sender) if sender.host == "board"));
+    let without = chunk(CHUNK_HELLO, &fields(&said[1..]), ByteOrder::Big);
+    let second = decoder.next(&mut &without[..]).expect("honest").expect("whole");
+    assert_eq!(second.bytes, without, "as it came");
+}
+
+#[test]
+fn a_block_comes_with_its_bytes_and_its_markers() {
+    let mut writer = common::packed::Writer::new(3);
+    let note = Event { ts: 9, func: 300, kind: KIND_MARKER, tid: 3, ..Event::default() };
+    let sent = writer.block_with(5, 40, &[note]);
+    let mut decoder = ChunkDecoder::new(ByteOrder::Little);
+    let whole = decoder.next(&mut &sent[..]).expect("honest").expect("whole");
+    assert_eq!(whole.bytes, sent);
+    let Item::Block(block) = whole.item else { panic!("a block") };
+    assert_eq!((block.header.number, block.header.calls, block.markers), (5, 80, &[note][..]));
+    assert_eq!(BlockHeader::parse(block.raw), Ok(block.header));
+}
+
+#[test]
+fn a_block_that_makes_no_sense_is_refused() {
+    let order = ByteOrder::Little;
+    let raw = |number| {
+        let sent = common::packed::Writer::new(3).block(number, 40);
+        zstd::bulk::decompress(&sent[CHUNK_HEADER_BYTES..], 1 << 20).expect("a frame")
+    };
+    let refused = |raw: &[u8]| decode([&chunk(CHUNK_BLOCK, raw, order)[..]], order).1;
+    assert_eq!(refused(&raw(1)), None);
+    assert_eq!(refused(&raw(0)), Some(StreamError::Block(BlockError::Contents)));
+    assert_eq!(refused(&raw(1)[..60]), Some(StreamError::Block(BlockError::Short)));
+    let whole = raw(1);
+    for bit in 0..whole.len() * 8 {
+        let mut bent = whole.clone();
+        bent[bit / 8] ^= 1 << (bit % 8);
+        assert!(matches!(refused(&bent), Some(StreamError::Block(_))), "bit {bit}");
     }
 }

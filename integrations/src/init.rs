@@ -63,7 +63,7 @@ fn plan_file(
     }
     let is_selection = file.name == SELECTION;
     if let (true, Some(kept)) = (is_selection, old) {
-        selection::check(&kept).map_err(|NotUnderstood { line, said }| Error::Selection {
+        selection::read(&kept).map_err(|NotUnderstood { line, said }| Error::Selection {
             path: path.clone(),
             line,
             said,

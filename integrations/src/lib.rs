@@ -18,6 +18,7 @@ mod vendor;
 pub use error::Error;
 pub use init::{Options, plan_init};
 pub use plan::{Change, Plan};
+pub use selection::{Sinks, sinks_of};
 pub use undo::plan_undo;
 pub use vendor::plan_install;
 

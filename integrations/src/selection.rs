@@ -1,11 +1,72 @@
-//! The bytes of a callsight.toml → whether the build will understand them.
+//! The bytes of a callsight.toml → whether the build will understand them, and where events go.
 //!
 //! The grammar is that of `CallsightSelection.cmake`, which reads the file at configure time: less
-//! than TOML, and its tests hold both together. What the patterns mean is known there alone.
+//! than TOML, and its tests hold both together. What the patterns mean is known there alone; what
+//! the sinks are, here alone.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+use crate::vendor::{FOLDER, SELECTION};
 
 /// What to write instead, as the CMake module says it.
 pub const HELP: &str = "under [files] or [targets], write include = [\"a/*\"] or \
-     exclude = [\"b.c\"], each once, with the special characters * and ? only";
+     exclude = [\"b.c\"], each once, with the special characters * and ? only; under [sinks], \
+     write path = \"DIR\" or live = \"HOST:PORT\", each once";
+
+/// Where a callsight.toml says that events go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sinks {
+    /// The folder that the rest is relative to: the one with the file, or with the `callsight/` of
+    /// the file.
+    pub root: PathBuf,
+    /// Folder of captures; empty for none.
+    pub path: Option<String>,
+    /// `HOST:PORT` of a server; empty for none.
+    pub live: Option<String>,
+}
+
+/// Reads the nearest callsight.toml: in `folder` or one above it, also where `callsight init` puts
+/// it, in a folder `callsight/` there.
+///
+/// # Errors
+/// Why it cannot be read, or what in one that has sinks is not understood.
+pub fn sinks_of(folder: &Path) -> Result<Sinks, Error> {
+    let candidates = folder.ancestors().flat_map(|root| {
+        [root.join(SELECTION), root.join(FOLDER).join(SELECTION)].map(|path| (root, path))
+    });
+    for (root, path) in candidates {
+        let bytes = match fs::read(&path) {
+            Err(error) if is_nothing(&error) => continue,
+            read => read.map_err(Error::io("read", &path))?,
+        };
+        let mut sinks = match read(&bytes) {
+            // For the build to say, not for a run.
+            Err(what) if is_of_the_build(&bytes, &what) => Sinks::default(),
+            Err(NotUnderstood { line, said }) => return Err(Error::Selection { path, line, said }),
+            Ok(sinks) => sinks,
+        };
+        sinks.root = root.to_owned();
+        return Ok(sinks);
+    }
+    Ok(Sinks::default())
+}
+
+/// Whether what is not understood stands in a table that says what is instrumented, of a file that
+/// says nothing else.
+fn is_of_the_build(bytes: &[u8], what: &NotUnderstood) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let heads = text.lines().take(what.line).filter(|line| line.trim_start().starts_with('['));
+    let is_in_table = heads.count() > 0 && !what.said.starts_with('[');
+    is_in_table && !text.contains("[sinks]")
+}
+
+fn is_nothing(error: &io::Error) -> bool {
+    // A file may be called `callsight`, as in a folder of programs.
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
 
 /// What is wrong with a selection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,31 +77,41 @@ pub struct NotUnderstood {
     pub said: String,
 }
 
-/// Reads a selection.
+/// Reads a selection; gives the sinks in it, with an empty `root`.
 ///
 /// # Errors
 /// The first thing in it that the build does not understand.
-pub fn check(bytes: &[u8]) -> Result<(), NotUnderstood> {
+pub fn read(bytes: &[u8]) -> Result<Sinks, NotUnderstood> {
     let text = String::from_utf8_lossy(bytes).replace("\r\n", "\n");
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     // CMake drops it from a last line that has no end, too.
     let text = text.strip_suffix('\r').unwrap_or(text);
     let mut reader = Reader { all: text, rest: text };
     let (mut table, mut seen) = (None, Vec::new());
+    let mut sinks = Sinks::default();
     reader.skip_blank();
     while !reader.rest.is_empty() {
+        let start = reader.rest;
         if let Some(named) = reader.table() {
             table = Some(named);
+        } else if table == Some(SINKS) {
+            let (key, value) = reader.setting().ok_or_else(|| reader.not_understood(start))?;
+            let place = if key == "path" { &mut sinks.path } else { &mut sinks.live };
+            if place.replace(value.to_owned()).is_some() {
+                return Err(reader.not_understood(start));
+            }
         } else {
-            let start = reader.rest;
             let key = table.zip(reader.key()).filter(|key| !seen.contains(key));
             seen.push(key.ok_or_else(|| reader.not_understood(start))?);
             reader.array()?;
         }
         reader.skip_blank();
     }
-    Ok(())
+    Ok(sinks)
 }
+
+/// The table that has strings in place of arrays.
+const SINKS: &str = "sinks";
 
 struct Reader<'t> {
     all: &'t str,
@@ -61,27 +132,43 @@ impl<'t> Reader<'t> {
 
     /// The head of a table, which ends its line.
     fn table(&mut self) -> Option<&'static str> {
-        let (name, rest) = ["files", "targets"].into_iter().find_map(|name| {
+        let (name, rest) = ["files", "targets", SINKS].into_iter().find_map(|name| {
             let rest = self.rest.strip_prefix('[')?.strip_prefix(name)?.strip_prefix(']')?;
             Some((name, rest))
         })?;
-        let behind = rest.trim_start_matches([' ', '\t']);
-        let ends = behind.is_empty() || behind.starts_with(['#', '\n']);
-        ends.then(|| {
+        ends_line(rest).then(|| {
             self.rest = rest;
             name
         })
     }
 
+    /// A key of `[sinks]` and its string, which ends its line.
+    fn setting(&mut self) -> Option<(&'static str, &'t str)> {
+        let (key, rest) = self.named(["path", "live"])?;
+        let quote = rest.chars().next().filter(is_quote)?;
+        let inside = &rest[1..];
+        let end = inside.find([quote, '\\', '\n'])?;
+        let behind = inside[end..].strip_prefix(quote)?;
+        ends_line(behind).then(|| {
+            self.rest = behind;
+            (key, &inside[..end])
+        })
+    }
+
     /// A key, up to the `[` of its array.
     fn key(&mut self) -> Option<&'static str> {
-        let spaces = [' ', '\t'];
-        let (key, rest) = ["include", "exclude"].into_iter().find_map(|key| {
-            let rest = self.rest.strip_prefix(key)?.trim_start_matches(spaces).strip_prefix('=')?;
-            Some((key, rest.trim_start_matches(spaces).strip_prefix('[')?))
-        })?;
-        self.rest = rest;
+        let (key, rest) = self.named(["include", "exclude"])?;
+        self.rest = rest.strip_prefix('[')?;
         Some(key)
+    }
+
+    /// Which of `keys` is here, and what stands behind its `=`.
+    fn named(&self, keys: [&'static str; 2]) -> Option<(&'static str, &'t str)> {
+        let spaces = [' ', '\t'];
+        keys.into_iter().find_map(|key| {
+            let rest = self.rest.strip_prefix(key)?.trim_start_matches(spaces).strip_prefix('=')?;
+            Some((key, rest.trim_start_matches(spaces)))
+        })
     }
 
     /// The rest of an array, behind its `[`.
@@ -116,9 +203,19 @@ impl<'t> Reader<'t> {
     }
 }
 
+/// Whether nothing but a comment stands on the rest of the line.
+fn ends_line(text: &str) -> bool {
+    let behind = text.trim_start_matches([' ', '\t']);
+    behind.is_empty() || behind.starts_with(['#', '\n'])
+}
+
+fn is_quote(character: &char) -> bool {
+    ['"', '\''].contains(character)
+}
+
 /// What follows a pattern in quotes; `None` where there is none.
 fn behind_pattern(text: &str) -> Option<&str> {
-    let quote = text.chars().next().filter(|first| ['"', '\''].contains(first))?;
+    let quote = text.chars().next().filter(is_quote)?;
     let inside = &text[1..];
     let end = inside.find([quote, '[', ']', '\\', ';', '\n'])?;
     if end == 0 { None } else { inside[end..].strip_prefix(quote) }

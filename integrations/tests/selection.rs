@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use callsight_integrations::{Options, plan_init};
+use callsight_integrations::{Options, Sinks, plan_init, sinks_of};
 use common::{Project, cmake, run};
 
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../cmake/CallsightSelection.cmake");
@@ -15,7 +15,7 @@ const READ: &str = "cmake_policy(VERSION 3.16)\ninclude(\"${MODULE}\")\n\
                     _callsight_parse_selection(\"${SELECTION}\" \"${text}\")\n";
 
 const FULL: &str = "# all\n[files] # of these\ninclude = [\"a/*\", # one\n  'b.c' ,]\r\nexclude=[]\n\
-                    \t[targets]\nexclude = [\n]  # none\n";
+                    \t[targets]\nexclude = [\n]  # none\n[sinks]\npath=\"t;\" # x\nlive = 'h:1'\n";
 
 /// A project that has the selection, and a script beside it.
 fn project() -> Project {
@@ -70,6 +70,10 @@ fn a_selection_that_the_build_understands_is_kept() {
         "[files]\r\n[targets]\r\n",
         "[files]\ninclude = [\"a\"] exclude = [\"\u{e9} + (x) $y.c\"]",
         "[files]\ninclude = ['say \"a\"', \"b's\"]\n[targets]\ninclude = []\n",
+        "[sinks]",
+        "[sinks]\r\npath = \"traces\"\r\nlive = \"[::1]:9001\"",
+        "[sinks]\n[files]\ninclude = []\n[sinks]\n\tlive\t=\t''# none\npath=''",
+        "[sinks]\npath = \"a ${b} @c@ ]['\" # \u{e9}\n",
     ] {
         assert_eq!(both(&project, selection), None, "{selection:?}");
     }
@@ -96,6 +100,17 @@ fn a_selection_that_the_build_does_not_understand_is_refused_with_its_line() {
         ("[files]\nexclude = []\n[targets]\n[files]\nexclude = [\"a\"]\n", 5, "exclude = [\"a\"]"),
         ("\u{feff}\n\u{feff}[files]\n", 2, "\u{feff}[files]"),
         ("<<<<<<< HEAD\n", 1, "<<<<<<< HEAD"),
+        ("path = \"a\"\n", 1, "path = \"a\""),
+        ("[sinks]\nport = \"a\"\n", 2, "port = \"a\""),
+        ("[sinks]\npaths = \"a\"\n", 2, "paths = \"a\""),
+        ("[sinks]\npath = a\n", 2, "path = a"),
+        ("[sinks]\npath = [\"a\"]\n", 2, "path = [\"a\"]"),
+        ("[sinks]\npath = \"a\" live = \"b\"\n", 2, "path = \"a\" live = \"b\""),
+        ("[sinks]\npath = \"a\\\\b\"\n", 2, "path = \"a\\\\b\""),
+        ("[sinks]\nlive = \"a\n\"\n", 2, "live = \"a"),
+        ("[sinks]\nlive = \"a\"\n[files]\n[sinks]\nlive = \"\"\n", 5, "live = \"\""),
+        ("[sinks]\ninclude = [\"a\"]\n", 2, "include = [\"a\"]"),
+        ("[files]\npath = \"a\"\n", 2, "path = \"a\""),
     ] {
         let refused = both(&project, selection).unwrap_or_else(|| panic!("{selection:?} is kept"));
         let start = format!("callsight.toml:{line}: `{said}` is not understood: under [files] or");
@@ -114,6 +129,37 @@ fn init_and_cmake_agree_on_every_cut_and_every_lost_character_of_a_selection() {
         }
     }
     assert!((FULL.len() / 2..2 * FULL.len()).contains(&refused), "{refused}");
+}
+
+#[test]
+fn sinks_are_those_of_the_nearest_file_as_seen_from_its_project() {
+    let project = project();
+    let deep = project.path("a/b");
+    fs::create_dir_all(&deep).expect("folders");
+    project.write("callsight/callsight.toml", FULL);
+    let sinks = |path: &str, live: &str, root: &Path| Sinks {
+        root: root.to_owned(),
+        path: Some(path.to_owned()),
+        live: Some(live.to_owned()),
+    };
+    let of = |folder: &Path| sinks_of(folder).expect("the sinks");
+    assert_eq!(of(&deep), sinks("t;", "h:1", &project.root));
+    project.write("callsight.toml", "[sinks]\npath = 'above'\nlive = ''\n");
+    assert_eq!(of(&project.root), sinks("above", "", &project.root));
+    project.write("a/callsight.toml", "# nothing\n");
+    let nothing = Sinks { root: project.path("a"), ..Sinks::default() };
+    assert_eq!(of(&deep), nothing);
+    project.write("a/callsight.toml", "[files]\ninclude = 'for the build to say'\n");
+    assert_eq!(of(&deep), nothing);
+    project.write("a/b/callsight.toml", "[sinks]\npath = traces\n");
+    let said = sinks_of(&deep).expect_err("no string in quotes").to_string();
+    assert!(said.contains("a/b/callsight.toml:2: `path = traces`"), "{said}");
+    project.write("a/b/callsight.toml", "[files]\n[sink]\npath = 'traces'\n");
+    let said = sinks_of(&deep).expect_err("another table").to_string();
+    assert!(said.contains("a/b/callsight.toml:2: `[sink]`"), "{said}");
+    project.write("a/b/callsight.toml", "path = 'traces'\n");
+    let said = sinks_of(&deep).expect_err("no table").to_string();
+    assert!(said.contains("a/b/callsight.toml:1: `path = 'traces'`"), "{said}");
 }
 
 #[test]

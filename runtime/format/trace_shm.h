@@ -356,7 +356,7 @@
 #define CALLSIGHT_REPLY_MAX_BYTES 4096
 
 /*
- Reply: who this is, first on every connection. [`GREETING_MAGIC`], then [`GREETING_VERSION`]
+ Reply: who this is, before any other. [`GREETING_MAGIC`], then [`GREETING_VERSION`]
  u32, then flags u32 (0).
  */
 #define CALLSIGHT_REPLY_GREETING 1
@@ -466,7 +466,7 @@
 /*
  Bytes of [`PageHeader`].
  */
-#define CALLSIGHT_PAGE_HEADER_BYTES 64
+#define CALLSIGHT_PAGE_HEADER_BYTES 96
 
 /*
  [`RingControl::command`]: store events.
@@ -668,6 +668,13 @@
 #define CALLSIGHT_END_BLOCKS 5
 
 /*
+ Field of [`CHUNK_END`]: what the sender did not send on this way, up to the end; the value is
+ that of [`SINK_DROPPED`]. The end in a capture that its own sender stored need not have it: the
+ capture's [`CHUNK_SINK`] tells the same.
+ */
+#define CALLSIGHT_END_SINK_DROPPED 6
+
+/*
  [`END_REASON`]: every traced process is gone and the ring is empty.
  */
 #define CALLSIGHT_END_DONE 1
@@ -678,8 +685,10 @@
 #define CALLSIGHT_END_STOPPED 2
 
 /*
- Field of [`CHUNK_SINK`]: u32 cause ([`Cause`](crate::Cause)), then u64 events that did not get
- into this capture; once a cause.
+ Field of [`CHUNK_SINK`]: u32 cause ([`Cause`](crate::Cause)), then how many enters and exits did
+ not get into this capture (u64), and of how many records they are (u64), which are what gaps in
+ the numbers of writers count. Once a cause. Where the value has only 12 bytes, the second count
+ is the first.
  */
 #define CALLSIGHT_SINK_DROPPED 1
 
@@ -1265,6 +1274,19 @@ struct callsight_page_header {
    All events the writer had dropped before this page, of any cause.
    */
   uint64_t lost_total;
+  /*
+   Number of the first record of this thread: one that takes over the slot of a thread that has
+   ended goes on with its numbers.
+   */
+  uint64_t begin;
+  /*
+   `lost_total` when this thread began.
+   */
+  uint64_t begin_lost;
+  /*
+   0.
+   */
+  uint64_t reserved[2];
 };
 
 /*
@@ -1437,7 +1459,7 @@ typedef char callsight_ring_header_is_96_bytes[sizeof(struct callsight_ring_head
 typedef char callsight_ring_control_is_160_bytes[sizeof(struct callsight_ring_control) == 160 ? 1 : -1];
 typedef char callsight_ring_process_is_32_bytes[sizeof(struct callsight_ring_process) == 32 ? 1 : -1];
 typedef char callsight_ring_writer_is_128_bytes[sizeof(struct callsight_ring_writer) == 128 ? 1 : -1];
-typedef char callsight_page_header_is_64_bytes[sizeof(struct callsight_page_header) == 64 ? 1 : -1];
+typedef char callsight_page_header_is_96_bytes[sizeof(struct callsight_page_header) == 96 ? 1 : -1];
 typedef char callsight_handshake_is_64_bytes[sizeof(struct callsight_handshake) == 64 ? 1 : -1];
 typedef char callsight_chunk_header_is_12_bytes[sizeof(struct callsight_chunk_header) == 12 ? 1 : -1];
 typedef char callsight_block_header_is_112_bytes[sizeof(struct callsight_block_header) == 112 ? 1 : -1];

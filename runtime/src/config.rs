@@ -27,6 +27,8 @@ pub enum ClockChoice {
 pub struct Config {
     /// `TRACE_ENABLE` starts with `1`.
     pub enabled: bool,
+    /// `TRACE_MODE` is `summary`.
+    pub summary: bool,
     /// `TRACE_DIR`, absolute, without a closing slash.
     pub directory: Text<DIRECTORY_BYTES>,
     given_directory: Text<DIRECTORY_BYTES>,
@@ -54,6 +56,7 @@ pub struct Config {
 
 static CONFIG: Shared<Config> = Shared::new(Config {
     enabled: false,
+    summary: false,
     directory: Text::new(),
     given_directory: Text::new(),
     ring_name: Text::new(),
@@ -96,6 +99,8 @@ impl Config {
         let is = |key: &[u8]| bytes::same(name, key);
         if is(b"TRACE_ENABLE") {
             self.enabled = value.first() == Some(&b'1');
+        } else if is(b"TRACE_MODE") {
+            self.summary = bytes::same(value, b"summary");
         } else if is(b"TRACE_DIR") {
             self.given_directory.push(value);
         } else if is(b"TRACE_SHM") {

@@ -4,7 +4,7 @@
 
 use core::arch::global_asm;
 
-use crate::{arch, hook, sandbox, sys};
+use crate::{arch, recorder, sandbox, sys};
 
 // A module that goes away must be known by then, and what comes to its addresses afterwards is
 // another one. A thread that enters strict seccomp loses its clock.
@@ -51,10 +51,10 @@ unsafe extern "C" fn close_module(handle: *mut u8) -> i32 {
     if next.is_null() {
         return 0;
     }
-    hook::tell_modules();
+    recorder::tell_modules();
     // SAFETY: as above; the handle is the caller's.
     let done = unsafe { core::mem::transmute::<*mut u8, Dlclose>(next)(handle) };
-    hook::tell_modules();
+    recorder::tell_modules();
     done
 }
 

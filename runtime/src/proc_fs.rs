@@ -1,5 +1,7 @@
 //! What `/proc/self` says: environment, start time, mapped files.
 
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
 use crate::bytes::{self, Shared, Text};
 use crate::sys::{Fd, O_RDONLY};
 
@@ -113,8 +115,33 @@ pub struct Mapping<'a> {
     pub path: &'a [u8],
 }
 
+/// Longest `/proc/self/maps` that is kept.
+const KEPT_BYTES: usize = 16 << 10;
+static KEPT: Shared<[u8; KEPT_BYTES]> = Shared::new([0; KEPT_BYTES]);
+/// How many bytes are kept, and for how many readers.
+static KEPT_LEN: AtomicUsize = AtomicUsize::new(0);
+static KEPT_FOR: AtomicU32 = AtomicU32::new(0);
+
+/// Reads the mappings once for the next two that ask, as a process does at its first hook: the
+/// kernel takes 20 to 50 µs to write them down. For the thread that initialises the process.
+pub fn keep_mappings() {
+    let Ok(file) = Fd::open(b"/proc/self/maps\0", O_RDONLY, 0) else { return };
+    // SAFETY: see the note on reentrancy.
+    let len = file.read_all(unsafe { &mut *KEPT.get() });
+    KEPT_LEN.store(len, Relaxed);
+    KEPT_FOR.store(if len < KEPT_BYTES { 2 } else { 0 }, Relaxed);
+}
+
 /// Gives each mapping of a file, in order of address. Whether the kernel told.
 pub fn each_mapping(mut each: impl FnMut(&Mapping)) -> bool {
+    let readers = KEPT_FOR.load(Relaxed);
+    if readers > 0 {
+        KEPT_FOR.store(readers - 1, Relaxed);
+        // SAFETY: see the note on reentrancy.
+        let kept = unsafe { &*KEPT.get() }.get(..KEPT_LEN.load(Relaxed)).unwrap_or(&[]);
+        kept.split(|&byte| byte == b'\n').filter_map(parse_mapping).for_each(|at| each(&at));
+        return true;
+    }
     each_item(b"/proc/self/maps\0", b'\n', |line| {
         if let Some(mapping) = parse_mapping(line) {
             each(&mapping);

@@ -11,21 +11,27 @@
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-use callsight_format::{PROCESS_FORKED, StopReason};
+use callsight_format::{COMMAND_PAUSE, PROCESS_FORKED, StopReason};
 
 use crate::arch;
 use crate::bytes::{Shared, Text};
 use crate::sys::{self, SignalsBlocked};
-use crate::{clock, config, file, hook, modules, notes, proc_fs, ring, sandbox, stream, threads};
+use crate::{
+    clock, config, file, hook, modules, notes, proc_fs, recorder, ring, sandbox, stream, summary,
+    threads,
+};
 
 /// What the hot path looks at, alone on a page of its own.
 #[cfg_attr(target_arch = "x86_64", repr(C, align(4096)))]
 #[cfg_attr(not(target_arch = "x86_64"), repr(C, align(65536)))]
 pub struct Page {
     /// [`generation`] while events may be stored directly; 0 sends every hook the slow way: not
-    /// set up, off, another clock than ticks, or late. A thread whose block says another one has
-    /// a window of another process: a forked child may be set up by any of its threads.
+    /// set up, off, paused, another clock than ticks, a summary, or late. A thread whose block says
+    /// another one has a window of another process: a forked child may be set up by any of its
+    /// threads.
     pub direct: AtomicU32,
+    /// The same while calls are summed up.
+    pub summing: AtomicU32,
     /// [`UNKNOWN`], [`BUSY`] or [`READY`].
     phase: AtomicU32,
     /// Who sets the process up.
@@ -33,24 +39,40 @@ pub struct Page {
 }
 
 /// See [`Page`].
-pub static PAGE: Page =
-    Page { direct: AtomicU32::new(0), phase: AtomicU32::new(UNKNOWN), busy_tid: AtomicU32::new(0) };
+pub static PAGE: Page = Page {
+    direct: AtomicU32::new(0),
+    summing: AtomicU32::new(0),
+    phase: AtomicU32::new(UNKNOWN),
+    busy_tid: AtomicU32::new(0),
+};
+
+/// What a hook looks at that may not store directly. A forked child inherits it.
+#[repr(C)]
+pub struct Gate {
+    /// 1: tracing is off in this image and in its children.
+    pub off: AtomicU32,
+    /// Where the ring has its command; 0 without a ring. While it says pause, hooks return.
+    pub command: AtomicUsize,
+}
+
+/// See [`Gate`].
+pub static GATE: Gate = Gate { off: AtomicU32::new(0), command: AtomicUsize::new(0) };
 
 const UNKNOWN: u32 = 0;
 const BUSY: u32 = 1;
 const READY: u32 = 2;
 
-/// Tracing is off in this image and in its children.
-static OFF: AtomicBool = AtomicBool::new(false);
 /// The process is ending; see [`close`].
 static LATE: AtomicBool = AtomicBool::new(false);
 /// Counts the processes set up in this image: its own and those of the forks before this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Bytes of a window less one, whatever the clock.
-static WINDOW_MASK: AtomicUsize = AtomicUsize::new(0);
+pub static WINDOW_MASK: AtomicUsize = AtomicUsize::new(0);
 static SINK: AtomicU32 = AtomicU32::new(Sink::File as u32);
 /// Events that may still be recorded under `TRACE_MAX`.
 static EVENTS_LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Hooks that came before anything could be stored, not yet told.
+static EARLY_EVENTS: AtomicU32 = AtomicU32::new(0);
 /// The modules are not yet in the data.
 static OWES_MODULES: AtomicBool = AtomicBool::new(false);
 
@@ -64,6 +86,8 @@ pub enum Sink {
     Ring = 1,
     /// A version 2 ring.
     Stream = 2,
+    /// Summary files: no event is kept.
+    Summary = 3,
 }
 
 /// Who this process is.
@@ -111,7 +135,33 @@ pub fn generation() -> u32 {
 /// Whether hooks have nothing to do.
 #[inline(always)]
 pub fn is_off() -> bool {
-    OFF.load(Relaxed)
+    GATE.off.load(Relaxed) != 0
+}
+
+/// Nothing more is recorded, here and in the children. Called in a handler of a signal.
+pub fn turn_off() {
+    GATE.off.store(1, Relaxed);
+    PAGE.direct.store(0, Relaxed);
+}
+
+/// Whether hooks have nothing to do for now.
+#[inline(always)]
+pub fn is_paused() -> bool {
+    let command = GATE.command.load(Relaxed) as *const AtomicU32;
+    // SAFETY: null, or a word of the ring, which stays mapped.
+    unsafe { command.as_ref() }.is_some_and(|word| word.load(Relaxed) == COMMAND_PAUSE)
+}
+
+/// The ring says pause: from now on every hook looks at what it says.
+pub fn pause() {
+    PAGE.direct.store(0, Relaxed);
+}
+
+/// The ring does not say pause (any more).
+pub fn resume() {
+    if sink() == Sink::Ring && PAGE.direct.load(Relaxed) == 0 && clock::is_ticks() {
+        PAGE.direct.store(generation(), Relaxed);
+    }
 }
 
 /// Whether the process has closed its capture.
@@ -136,18 +186,27 @@ pub fn sink() -> Sink {
     match SINK.load(Relaxed) {
         1 => Sink::Ring,
         2 => Sink::Stream,
+        3 => Sink::Summary,
         _ => Sink::File,
     }
 }
 
 /// Sets the process up if nobody has. `false` when this hook can do nothing: too early for
 /// thread-local storage, or called out of the set-up itself.
+#[inline(always)]
 pub fn ensure_ready() -> bool {
+    PAGE.phase.load(Acquire) == READY || get_ready()
+}
+
+#[cold]
+#[inline(never)]
+fn get_ready() -> bool {
     loop {
         match PAGE.phase.load(Acquire) {
             READY => return true,
             UNKNOWN => {
                 if arch::thread_pointer() == 0 {
+                    EARLY_EVENTS.fetch_add(1, Relaxed);
                     return false;
                 }
                 let _blocked = SignalsBlocked::new();
@@ -158,10 +217,18 @@ pub fn ensure_ready() -> bool {
                     return true;
                 }
             }
-            _ if PAGE.busy_tid.load(Relaxed) == sys::gettid() => return false,
+            _ if PAGE.busy_tid.load(Relaxed) == sys::gettid() => {
+                EARLY_EVENTS.fetch_add(1, Relaxed);
+                return false;
+            }
             _ => sys::yield_now(),
         }
     }
+}
+
+/// How many hooks came before anything could be stored: each is given once.
+pub fn take_early_events() -> u32 {
+    if EARLY_EVENTS.load(Relaxed) == 0 { 0 } else { EARLY_EVENTS.swap(0, Relaxed) }
 }
 
 /// Everything that is done once a process. Signals are blocked, no other thread is past
@@ -173,11 +240,12 @@ fn set_up() {
         modules::after_fork();
         file::after_fork();
         stream::after_fork();
+        summary::after_fork();
         LATE.store(false, Relaxed);
     } else {
         config::read();
         if !config::get().enabled {
-            OFF.store(true, Relaxed);
+            GATE.off.store(1, Relaxed);
             return;
         }
         sys::wipe_on_fork(&raw const PAGE as usize, size_of::<Page>());
@@ -185,6 +253,7 @@ fn set_up() {
     }
     find_out_who(forked);
     if !forked {
+        proc_fs::keep_mappings();
         let load_bias = notes::load_bias();
         clock::complete_origin(load_bias, hook::measure_cost());
     }
@@ -192,16 +261,20 @@ fn set_up() {
     EVENTS_LEFT.store(if max_events == 0 { u64::MAX } else { max_events }, Relaxed);
     let sink = choose_sink();
     SINK.store(sink as u32, Relaxed);
+    GATE.command.store(if sink == Sink::Ring { ring::command_address() } else { 0 }, Relaxed);
     // The file sink writes them at the head of each segment.
-    OWES_MODULES.store(sink != Sink::File, Relaxed);
+    OWES_MODULES.store(matches!(sink, Sink::Ring | Sink::Stream), Relaxed);
     let generation = GENERATION.fetch_add(1, Relaxed) + 1;
     let window_bytes = match sink {
         Sink::Ring => ring::page_bytes(),
-        Sink::File | Sink::Stream => file::WINDOW_BYTES,
+        Sink::File | Sink::Stream | Sink::Summary => file::WINDOW_BYTES,
     };
     WINDOW_MASK.store(window_bytes - 1, Relaxed);
     // Only ticks are read on the hot path.
-    PAGE.direct.store(if clock::is_ticks() { generation } else { 0 }, Release);
+    if clock::is_ticks() && !is_off() {
+        let gate = if sink == Sink::Summary { &PAGE.summing } else { &PAGE.direct };
+        gate.store(generation, Release);
+    }
 }
 
 fn find_out_who(forked: bool) {
@@ -224,6 +297,9 @@ fn choose_sink() -> Sink {
     // SAFETY: see `identity`.
     let me = unsafe { &mut *IDENTITY.get() };
     me.ring_trouble = b"";
+    if config::get().summary {
+        return Sink::Summary;
+    }
     if config::get().ring_name.as_bytes().is_empty() {
         return Sink::File;
     }
@@ -242,14 +318,24 @@ pub fn tell_ring_trouble(put: notes::Put) -> bool {
     trouble.is_empty() || notes::stop(StopReason::RingUnusable, trouble, put)
 }
 
+/// Whether somebody has that duty to take over.
+pub fn owes_modules() -> bool {
+    OWES_MODULES.load(Relaxed)
+}
+
 /// Whether this call takes over the duty to tell the modules.
 pub fn take_duty_to_tell_modules() -> bool {
-    OWES_MODULES.load(Relaxed) && OWES_MODULES.swap(false, AcqRel)
+    owes_modules() && OWES_MODULES.swap(false, AcqRel)
 }
 
 /// Gives the duty back: not all could be told.
 pub fn give_back_duty_to_tell_modules() {
     OWES_MODULES.store(true, Release);
+}
+
+/// Whether `TRACE_MAX` is set.
+pub fn is_limited() -> bool {
+    EVENTS_LEFT.load(Relaxed) != u64::MAX
 }
 
 /// How many of `wanted` events may be recorded: all of them without `TRACE_MAX`, else a share that
@@ -283,17 +369,23 @@ extern "C" fn close() {
     if PAGE.phase.load(Acquire) != READY || is_off() || sandbox::holds_caller() {
         return;
     }
-    hook::tell_modules_and_end();
+    if sink() == Sink::Summary {
+        // What comes later still counts.
+        return summary::close(identity().pid, sys::gettid());
+    }
+    recorder::tell_modules_and_end();
     match sink() {
         Sink::Ring => ring::detach(),
         kind => {
             let _blocked = SignalsBlocked::new();
             LATE.store(true, Release);
             PAGE.direct.store(0, Release);
-            // A thread in the middle of a hook ends it within some instructions; if it does not
-            // run just now, its slot is filled with padding that its own store then replaces.
-            sys::yield_now();
-            sys::sleep_ns(50_000);
+            if threads::others_live(identity().pid, sys::gettid()) {
+                // A thread in the middle of a hook ends it within some instructions; if it does not
+                // run just now, its slot is filled with padding that its own store then replaces.
+                sys::yield_now();
+                sys::sleep_ns(50_000);
+            }
             match kind {
                 Sink::Stream => stream::close(),
                 _ => file::close(),

@@ -10,19 +10,19 @@ use callsight_format::{Cause, EVENT_BYTES, LossNote};
 
 use crate::process::{self, Sink};
 use crate::sys::SignalsBlocked;
-use crate::threads::{self, Thread};
-use crate::{file, hook, notes, ring, stream};
+use crate::threads::{self, Thread, UNWANTED};
+use crate::{file, notes, recorder, ring, stream, summary};
 
 /// [`Thread::generation`] of a thread in a sandbox.
 const SANDBOXED: u32 = u32::MAX - 1;
 
 /// The calling thread is about to lose its clock and its system calls.
 pub fn enter() {
-    hook::with_ready_thread(|thread| {
+    recorder::with_ready_thread(|thread| {
         match process::sink() {
             Sink::File => prepare_count(thread),
             Sink::Stream => stream::hand_over(thread),
-            Sink::Ring => {}
+            Sink::Ring | Sink::Summary => {}
         }
         thread.generation = SANDBOXED;
     });
@@ -48,7 +48,10 @@ pub fn holds(thread: &Thread) -> bool {
 }
 
 /// Counts an event of a thread that is in a sandbox, with no system call and no clock.
-pub fn count_loss(thread: &Thread) {
+pub fn count_loss(thread: &Thread, kind: u8) {
+    if thread.flags & UNWANTED != 0 {
+        return;
+    }
     match process::sink() {
         Sink::File if thread.sandbox_word != 0 => {
             thread.sandbox_lost.fetch_add(1, Relaxed);
@@ -57,6 +60,7 @@ pub fn count_loss(thread: &Thread) {
         Sink::File => file::count_shared_loss(Cause::Stopped),
         Sink::Ring => ring::count_loss(thread, Cause::Stopped, thread.anchored),
         Sink::Stream => stream::count_loss(thread, 1, thread.anchored),
+        Sink::Summary => summary::count_loss(thread, kind),
     }
 }
 
@@ -80,10 +84,10 @@ fn note_in_window(thread: &mut Thread) -> Option<usize> {
         used != 0 && window_bytes - used >= note_bytes
     };
     while !has_room(thread.cursor) {
-        hook::store_note(thread, padding, nothing).then_some(())?;
+        recorder::store_note(thread, padding, nothing).then_some(())?;
     }
     let at = thread.cursor;
     let note = LossNote { cause: Cause::Stopped as u32, events: 0, first: 0, last: 0 };
-    let stored = notes::loss(&note, &mut |func, site| hook::store_note(thread, func, site));
+    let stored = notes::loss(&note, &mut |func, site| recorder::store_note(thread, func, site));
     stored.then_some(at + file::NOTE_COUNT_OFFSET)
 }

@@ -6,15 +6,15 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
-use callsight_format::{Cause, EVENT_BYTES, Event, KIND_EXIT, LossNote, RING_HEADER_BYTES};
+use callsight_format::{Cause, EVENT_BYTES, Event, KIND_EXIT, RING_HEADER_BYTES};
 
 use crate::bytes::Lock;
 use crate::clock;
 use crate::file::WINDOW_BYTES;
-use crate::hook::Window;
 use crate::ring::{self, Mapped};
 use crate::sys;
 use crate::threads::{self, Slot, Thread};
+use crate::window::Window;
 
 /// Windows taken from the kernel at a time.
 const POOL_WINDOWS: usize = 64;
@@ -53,6 +53,7 @@ fn slot_of(thread: &Thread) -> Option<&'static Slot> {
 ///
 /// # Errors
 /// No memory.
+#[inline(never)]
 pub fn claim(_thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
     if at != 0 {
         let window = at - WINDOW_BYTES;
@@ -160,14 +161,6 @@ unsafe fn count_calls(from: *const u8, bytes: usize) -> u64 {
     }
     calls
 }
-
-/// A version 2 ring tells losses in its header alone.
-pub fn untold(_thread: &Thread) -> Option<LossNote> {
-    None
-}
-
-/// See [`untold`].
-pub fn told(_thread: &Thread, _events: u64) {}
 
 /// Counts events for which there was no window.
 pub fn count_loss(_thread: &Thread, events: u64, _ts: u64) {

@@ -1,6 +1,7 @@
 //! System calls, raw: no libc function is called, errno stays what it was.
 
 use crate::arch::{self, nr, syscall6};
+use crate::guard;
 
 /// `AT_FDCWD`.
 const CWD: usize = -100isize as usize;
@@ -27,6 +28,8 @@ pub const ENOENT: isize = 2;
 pub const ESRCH: isize = 3;
 /// See [`ENOENT`].
 pub const EINTR: isize = 4;
+/// See [`ENOENT`].
+pub const EIO: isize = 5;
 /// See [`ENOENT`].
 pub const EEXIST: isize = 17;
 /// See [`ENOENT`].
@@ -60,6 +63,8 @@ pub struct Stat {
     pub uid: u32,
     /// Bytes.
     pub size: u64,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
 }
 
 impl Fd {
@@ -145,6 +150,21 @@ impl Fd {
         }
     }
 
+    /// Reserves disk blocks for `from..to` behind the end of the file, and leaves the end where it
+    /// is; not where the file system cannot reserve.
+    ///
+    /// # Errors
+    /// errno.
+    pub fn reserve_behind(&self, from: usize, to: usize) -> Result<(), isize> {
+        const KEEP_SIZE: usize = 1;
+        // SAFETY: no pointers.
+        match check(unsafe { syscall6(nr::FALLOCATE, self.0, KEEP_SIZE, from, to - from, 0, 0) }) {
+            Err(EOPNOTSUPP) => self.write_zeros(from, to),
+            Err(EINTR) => self.reserve_behind(from, to),
+            done => done,
+        }
+    }
+
     /// For file systems that cannot reserve: real zeros.
     fn write_zeros(&self, from: usize, to: usize) -> Result<(), isize> {
         static ZEROS: [u8; 4096] = [0; 4096];
@@ -187,6 +207,7 @@ impl Fd {
             mode: word(arch::stat::MODE),
             uid: word(arch::stat::UID),
             size: long(arch::stat::SIZE),
+            blocks: long(arch::stat::BLOCKS),
         })
     }
 
@@ -252,6 +273,12 @@ pub fn private_memory(bytes: usize, align: usize) -> Result<usize, isize> {
     mmap(at, bytes, PROT_READ | PROT_WRITE, flags, usize::MAX, 0)
 }
 
+/// Puts zeroed memory in the place of what is mapped at `at`; whether that was possible.
+pub fn replace_by_memory(at: usize, bytes: usize) -> bool {
+    let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+    mmap(at, bytes, PROT_READ | PROT_WRITE, flags, usize::MAX, 0).is_ok()
+}
+
 /// Gives address space back.
 pub fn unmap(at: usize, bytes: usize) {
     // SAFETY: callers pass ranges they mapped and nothing points into any more.
@@ -272,13 +299,49 @@ pub fn wipe_on_fork(at: usize, bytes: usize) -> bool {
     unsafe { syscall6(nr::MADVISE, at, bytes, MADV_WIPEONFORK, 0, 0, 0) == 0 }
 }
 
-/// Blocks every signal until dropped, so that no handler's hooks find work half done.
+/// What a process does on a signal, as the kernel lays it out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SignalAction {
+    /// Address of the handler; 0 for the default action.
+    pub handler: usize,
+    /// `SA_*`.
+    pub flags: usize,
+    /// Where the handler returns to, with [`arch::SA_RESTORER`].
+    pub restorer: usize,
+    /// Signals blocked meanwhile.
+    pub mask: u64,
+}
+
+/// What the process does on `signal`.
+pub fn signal_action(signal: usize) -> Option<SignalAction> {
+    let mut found = SignalAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    // SAFETY: the kernel writes one such structure with a mask of 8 bytes.
+    let done = unsafe { syscall6(nr::RT_SIGACTION, signal, 0, &raw mut found as usize, 8, 0, 0) };
+    (done == 0).then_some(found)
+}
+
+/// Lets the process do `action` on `signal`; whether that was possible.
+pub fn set_signal_action(signal: usize, action: &SignalAction) -> bool {
+    let action = core::ptr::from_ref(action) as usize;
+    // SAFETY: the kernel reads one such structure; the caller vouches for the handler in it.
+    unsafe { syscall6(nr::RT_SIGACTION, signal, action, 0, 8, 0, 0) == 0 }
+}
+
+/// Sends the calling thread a signal.
+pub fn send_to_self(signal: usize) {
+    // SAFETY: no pointers.
+    unsafe { syscall6(nr::TGKILL, getpid() as usize, gettid() as usize, signal, 0, 0, 0) };
+}
+
+/// Blocks the signals that [`guard::signals_to_block`] names until dropped, so that no handler's
+/// hooks find work half done.
 pub struct SignalsBlocked(u64);
 
 impl SignalsBlocked {
     /// Blocks them.
     pub fn new() -> SignalsBlocked {
-        let (all, mut before) = (u64::MAX, 0u64);
+        let (all, mut before) = (guard::signals_to_block(), 0u64);
         const SIG_BLOCK: usize = 0;
         // SAFETY: the kernel reads 8 bytes and writes 8 bytes.
         unsafe {
@@ -424,6 +487,17 @@ pub fn link(from: &[u8], to: &[u8]) -> Result<(), isize> {
     let (from, to) = (from.as_ptr() as usize, to.as_ptr() as usize);
     // SAFETY: both paths are terminated.
     check(unsafe { syscall6(nr::LINKAT, CWD, from, CWD, to, 0, 0) })
+}
+
+/// Gives the file `from` the name `to` instead, if that is free.
+///
+/// # Errors
+/// errno.
+pub fn rename(from: &[u8], to: &[u8]) -> Result<(), isize> {
+    const NO_REPLACE: usize = 1;
+    let (from, to) = (from.as_ptr() as usize, to.as_ptr() as usize);
+    // SAFETY: both paths are terminated.
+    check(unsafe { syscall6(nr::RENAMEAT2, CWD, from, CWD, to, NO_REPLACE, 0) })
 }
 
 /// The largest file this process may make, in bytes.

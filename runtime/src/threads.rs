@@ -21,6 +21,9 @@ pub const OWES_NAME: u32 = 2;
 /// [`Thread::flags`]: `TRACE_THREADS` does not want this thread.
 pub const UNWANTED: u32 = 4;
 
+/// [`Thread::flags`]: what it skipped came before the process could store anything.
+pub const EARLY: u32 = 8;
+
 /// What a thread has for itself. Zero until its first hook; libc may zero it again after an early
 /// one (before `main`), and it is copied into a forked child: `generation` tells.
 #[repr(C)]
@@ -37,7 +40,8 @@ pub struct Thread {
     pub slot: *mut Slot,
     /// Windows opened so far.
     pub windows: u32,
-    /// Hooks that were not recorded because `TRACE_THREADS` did not want the thread's name.
+    /// Hooks that were not recorded because `TRACE_THREADS` did not want the thread's name, or
+    /// because they came too early.
     pub skipped: u32,
     /// Time of the last clock anchor this thread put into the data.
     pub anchored: u64,
@@ -62,6 +66,17 @@ pub struct Slot {
     pub tid: AtomicU32,
     /// Its writer slot in the ring plus one; 0 for none.
     pub ring_slot: AtomicU32,
+    /// Address of that slot.
+    pub ring_writer: AtomicUsize,
+    /// All that slot has dropped, and all stored before the current page. The number of a page's
+    /// first record is their sum: read once, both are right whatever a signal handler adds.
+    pub ring_lost: AtomicU64,
+    /// See `ring_lost`.
+    pub ring_stored: AtomicU64,
+    /// Number of its first record there, and what that slot had dropped before.
+    pub ring_begin: AtomicU64,
+    /// See `ring_begin`.
+    pub ring_begin_lost: AtomicU64,
     /// Start of the window it writes to; 0 for none.
     pub window: AtomicUsize,
     /// One more than the events its window held when its segment was rotated away; 0 before.
@@ -80,6 +95,11 @@ static TABLE: [Slot; SLOTS] = [const {
     Slot {
         tid: AtomicU32::new(0),
         ring_slot: AtomicU32::new(0),
+        ring_writer: AtomicUsize::new(0),
+        ring_lost: AtomicU64::new(0),
+        ring_stored: AtomicU64::new(0),
+        ring_begin: AtomicU64::new(0),
+        ring_begin_lost: AtomicU64::new(0),
         window: AtomicUsize::new(0),
         evicted: AtomicU32::new(0),
         lost: AtomicU64::new(0),
@@ -107,6 +127,14 @@ pub fn slots() -> impl Iterator<Item = &'static Slot> {
 /// How many threads share what is limited.
 pub fn count() -> u32 {
     USED.load(Relaxed).max(1)
+}
+
+/// Whether a thread other than `tid` that has a place still runs.
+pub fn others_live(pid: u32, tid: u32) -> bool {
+    slots().any(|slot| {
+        let other = slot.tid.load(Acquire);
+        other != 0 && other != tid && !sys::thread_is_gone(pid, other)
+    })
 }
 
 /// Gives `tid` a place: that of a thread that is gone, else a new one; `None` when all are taken.
@@ -141,6 +169,7 @@ pub fn after_fork() {
     for slot in slots() {
         slot.tid.store(0, Relaxed);
         slot.ring_slot.store(0, Relaxed);
+        slot.ring_writer.store(0, Relaxed);
         slot.window.store(0, Relaxed);
         slot.evicted.store(0, Relaxed);
         slot.lost.store(0, Relaxed);

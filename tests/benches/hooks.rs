@@ -18,7 +18,8 @@ use tempfile::TempDir;
 
 /// Calls of the leaf in one loop, and in bursts with pauses.
 const LEAF_CALLS: &str = "4000000";
-const BURST_CALLS: &str = "600000";
+/// The bursts hold the start of recording, 0.3 ms at most: less than one in a hundred.
+const BURST_CALLS: &str = "2400000";
 /// The usual size of a ring. Its drain keeps up with the bursts; with a loop of nothing but calls
 /// (100 million events a second) no drain does, so there is no ring in the loop's columns.
 const RING_BYTES: &str = "16777216";

@@ -323,3 +323,164 @@ fn a_monotonic_clock_gives_the_same_calls() {
         report.clean();
     }
 }
+
+#[test]
+fn a_spare_ring_is_taken_if_it_is_whole() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    let (made, taken) = (Ring::new(), Ring::new());
+    let object = |name: &str| std::path::Path::new("/dev/shm").join(name);
+    let file = |ring: &Ring| object(&ring.name()[1..]);
+    let spare = object(&format!(".callsight-spare-{}", &taken.name()[1..]));
+    let inode = |path: &std::path::Path| {
+        std::os::unix::fs::MetadataExt::ino(&path.metadata().expect("a ring"))
+    };
+    let run = |ring: &Ring| {
+        let shell = program.tracing().env("TRACE_SHM", ring.name());
+        unharmed(&shell.env("TRACE_SHM_SIZE", "65536").run("exec ./prog"));
+    };
+    run(&made);
+    let bytes = std::fs::read(file(&made)).expect("a ring");
+    std::fs::rename(file(&made), &spare).expect("make a spare");
+    let made_inode = inode(&spare);
+    run(&taken);
+    assert_eq!((inode(&file(&taken)), spare.exists()), (made_inode, false));
+
+    // One with holes: where /dev/shm is full, a store into them would kill the program.
+    std::fs::remove_file(file(&taken)).expect("remove the ring");
+    let sparse = std::fs::File::create(&spare).expect("make a spare");
+    sparse.set_len(bytes.len() as u64).expect("set its size");
+    let sparse_inode = inode(&spare);
+    run(&taken);
+    let kept = spare.exists();
+    std::fs::remove_file(&spare).expect("remove the spare");
+    assert!(kept && inode(&file(&taken)) != sparse_inode);
+}
+
+/// Cuts its own capture files to the length given when half of its calls are made.
+const CUTS: &str = r#"
+    #include <dirent.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <unistd.h>
+    #define QUIET __attribute__((no_instrument_function))
+    static int leaf(int x) { return x + 1; }
+    static int job(int n) { int s = 0; while (n--) s = leaf(s); return s; }
+    QUIET static void cut_captures(long length) {
+        char path[512];
+        DIR *folder = opendir("traces");
+        for (struct dirent *entry; (entry = readdir(folder));) {
+            snprintf(path, sizeof path, "traces/%s", entry->d_name);
+            if (strstr(path, ".bin") && truncate(path, length) != 0) exit(2);
+        }
+        closedir(folder);
+    }
+    int main(int argc, char **argv) {
+        int s = job(200000);
+        cut_captures(argc > 1 ? atol(argv[1]) : 0);
+        printf("%d\n", s + job(200000));
+        return 0;
+    }"#;
+
+#[test]
+fn a_capture_cut_short_under_its_program_ends_the_recording_and_not_the_program() {
+    let program = Program::c(CUTS).build(Hooks::Ours);
+    for length in ["100", "20000", "4000000"] {
+        unharmed(&program.tracing().run(&format!("exec ./prog {length}")));
+        let report = program.report();
+        let notices = report.notices().join("\n");
+        let short = notices.split("up to ").nth(1).and_then(|text| text.split(' ').next());
+        let short: u64 = short.and_then(|number| number.parse().ok()).expect(&notices);
+        let events = report.number("events") + report.lost() + short;
+        // Among the records that a cut takes are notes.
+        assert!((LOOP_EVENTS..LOOP_EVENTS + 100).contains(&events), "{events}: {notices}");
+        assert!(notices.contains("Input/output error"), "{notices}");
+    }
+    unharmed(&program.tracing().env("TRACE_MODE", "summary").run("exec ./prog 0"));
+}
+
+/// Meets SIGBUS in a file of its own that it has cut, or sends it to itself; `caught` has a handler.
+const BUS: &str = r#"
+    #include <signal.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+    static void note(void) { if (write(1, "caught\n", 7) != 7) _exit(1); }
+    static void on_bus(int signal) { (void)signal; note(); _exit(3); }
+    static char *cut_map(void) {
+        FILE *file = tmpfile();
+        if (!file || ftruncate(fileno(file), 8192) != 0) exit(1);
+        char *map = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+        if (map == MAP_FAILED || ftruncate(fileno(file), 0) != 0) exit(1);
+        return map;
+    }
+    int main(int argc, char **argv) {
+        if (argc > 2) signal(SIGBUS, strcmp(argv[2], "caught") ? SIG_IGN : on_bus);
+        if (strcmp(argv[1], "sent")) cut_map()[5000] = 1;
+        else raise(SIGBUS);
+        puts("alive");
+        return 0;
+    }"#;
+
+#[test]
+fn a_bus_error_of_the_programs_own_is_what_it_was() {
+    let plain = Program::c(BUS).build(Hooks::None);
+    let traced = Program::c(BUS).build(Hooks::Ours);
+    let ring = Ring::new();
+    for (arguments, code) in [
+        ("fault", 128 + 7),
+        ("sent", 128 + 7),
+        ("fault caught", 3),
+        ("sent caught", 3),
+        ("fault ignored", 128 + 7),
+        ("sent ignored", 0),
+    ] {
+        let expected = plain.plain(arguments);
+        assert_eq!(expected.code, code, "{expected}");
+        let script = format!("exec ./prog {arguments}");
+        for shell in [traced.tracing(), traced.tracing().env("TRACE_SHM", ring.name())] {
+            let ran = shell.run(&script);
+            assert_eq!((ran.code, ran.stdout), (code, expected.stdout.clone()), "{arguments}");
+        }
+    }
+    // Ignored from before the start.
+    let ran = traced.tracing().run("trap '' BUS; exec ./prog sent");
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "alive\n"), "{ran}");
+}
+
+#[test]
+fn a_ring_cut_short_under_threads_in_hooks_harms_none_of_them() {
+    let text = r#"
+        #include <pthread.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <unistd.h>
+        static int leaf(int x) { return x + 1; }
+        static void *job(void *sum) {
+            for (int i = 0; i < 400000; i++) *(int *)sum = leaf(*(int *)sum);
+            return 0;
+        }
+        int main(int argc, char **argv) {
+            pthread_t threads[4];
+            int sums[4] = { 0 }, all = 0;
+            for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, job, &sums[i]);
+            usleep(300);
+            if (argc > 2 && truncate(argv[1], atol(argv[2])) != 0) return 2;
+            for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+            for (int i = 0; i < 4; i++) all += sums[i];
+            printf("%d\n", all / 4);
+            return 0;
+        }"#;
+    let program = Program::c(text).build(Hooks::Ours);
+    for length in [0, 4096, 100_000, 200_000] {
+        for version in ["2", "3"] {
+            let ring = Ring::new();
+            let file = format!("/dev/shm/{}", &ring.name()[1..]);
+            let shell = program.tracing().env("TRACE_SHM", ring.name());
+            let shell = shell.env("TRACE_RING", version).env("TRACE_SHM_SIZE", "262144");
+            unharmed(&shell.run(&format!("exec ./prog {file} {length}")));
+        }
+    }
+}

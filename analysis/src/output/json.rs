@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::limit;
-use crate::report::{Report, Row};
+use crate::report::{self, Report, Row};
 
 #[derive(Serialize)]
 struct Document<'r> {
@@ -26,6 +26,7 @@ struct Document<'r> {
     uncertain_calls: u64,
     gap_ms: f64,
     lost_events: u64,
+    identity: Identity<'r>,
     losses: &'r BTreeMap<String, u64>,
     hook_ns: u64,
     overhead_subtracted: bool,
@@ -34,6 +35,16 @@ struct Document<'r> {
     processes: Vec<Process<'r>>,
     rows: Vec<Function<'r>>,
     per_thread: Vec<Thread<'r>>,
+}
+
+#[derive(Serialize)]
+struct Identity<'r> {
+    emitted: u64,
+    delivered: u64,
+    dropped: &'r BTreeMap<String, u64>,
+    left_in_ring: u64,
+    unaccounted: i64,
+    repeated: u64,
 }
 
 #[derive(Serialize)]
@@ -105,6 +116,7 @@ impl Report {
             uncertain_calls: totals.uncertain_calls,
             gap_ms: ms(totals.gap_ns),
             lost_events: self.lost_events(),
+            identity: self.identity(),
             losses: &self.losses,
             hook_ns: self.hook_ns,
             overhead_subtracted: self.overhead_subtracted,
@@ -114,6 +126,13 @@ impl Report {
             rows: self.rows[..limit(top, self.rows.len())].iter().map(function).collect(),
             per_thread: self.thread_list(),
         }
+    }
+
+    fn identity(&self) -> Identity<'_> {
+        let report::Identity { emitted, delivered, left_in_ring, unaccounted, repeated } =
+            self.identity;
+        let dropped = &self.losses;
+        Identity { emitted, delivered, dropped, left_in_ring, unaccounted, repeated }
     }
 
     fn pids(&self) -> Vec<u32> {

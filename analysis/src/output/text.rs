@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::labels::Labels;
 use super::{duration, limit};
-use crate::report::{Report, Row, counted};
+use crate::report::{Mode, Report, Row, counted};
 
 impl Report {
     /// Writes the report for people, with `top` lines a table (0 for all).
@@ -13,6 +13,9 @@ impl Report {
     /// What `out` gives.
     pub fn write_text(&self, out: &mut impl Write, top: usize) -> io::Result<()> {
         writeln!(out, "{}", self.headline())?;
+        if self.mode != Mode::Summary {
+            writeln!(out, "{}", self.identity_line())?;
+        }
         self.write_notices(out)?;
         let labels = Labels::of(self);
         let by_self: Vec<&Row> = self.rows.iter().collect();
@@ -33,6 +36,17 @@ impl Report {
             self.span_ns as f64 / 1e6,
             self.totals.unmatched_exits,
             self.totals.unclosed_enters,
+        )
+    }
+
+    /// The counting identity in one line.
+    pub fn identity_line(&self) -> String {
+        format!(
+            "records emitted={} delivered={} dropped={} unaccounted={}",
+            self.identity.emitted,
+            self.identity.delivered,
+            self.lost_events(),
+            self.identity.unaccounted,
         )
     }
 

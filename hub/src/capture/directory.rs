@@ -1,15 +1,17 @@
 //! The folder of captures: numbers that are nobody else's, files that were not there before.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use callsight_format::{ByteOrder, FileHeader};
+use rustix::fs::{FlockOperation, flock};
 
+use super::resume::streams_in;
 use super::segment::Segment;
-use crate::stream::Sender;
+use crate::stream::{Sender, StreamId};
 
 /// How many numbers in a row may turn out taken by others before we give up.
 const MAX_TRIES: u32 = 10_000;
@@ -19,6 +21,8 @@ const MAX_TRIES: u32 = 10_000;
 pub struct CaptureDir {
     path: PathBuf,
     next_id: Arc<AtomicU32>,
+    /// Which stream is in which capture; not known until somebody asks.
+    streams: Arc<Mutex<Option<HashMap<StreamId, u32>>>>,
 }
 
 /// A number of a capture and its first, empty file.
@@ -49,7 +53,7 @@ impl CaptureDir {
             highest = highest.max(name.to_str().and_then(stream_id).unwrap_or(0));
         }
         let next_id = Arc::new(AtomicU32::new(highest.saturating_add(1)));
-        Ok(CaptureDir { path: path.to_owned(), next_id })
+        Ok(CaptureDir { path: path.to_owned(), next_id, streams: Arc::default() })
     }
 
     /// Takes the next number and makes its first file.
@@ -63,22 +67,21 @@ impl CaptureDir {
                 // Another server writes here too.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
-                Ok(file) => return Ok(Reserved { directory: self.clone(), id, file }),
+                Ok(file) => {
+                    // So that no other server takes a stream up that goes on here. Where there
+                    // are no locks there is nothing to be done about that.
+                    let _ = lock(&file);
+                    return Ok(Reserved { directory: self.clone(), id, file });
+                }
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
     /// A further segment with its head, or no file at all.
-    pub(super) fn create_segment(
-        &self,
-        header: &FileHeader,
-        order: ByteOrder,
-        bytes_before: u64,
-    ) -> io::Result<Segment> {
-        let (id, seq) = (header.pid, header.seq);
+    pub(super) fn create_segment(&self, id: u32, seq: u32, head: &[u8]) -> io::Result<Segment> {
         let mut segment = Segment::new(new_file(&self.segment_path(id, seq))?);
-        let begun = segment.begin(header, order, bytes_before);
+        let begun = segment.append_whole(head);
         begun.inspect_err(|_| self.discard_segment(id, seq))?;
         Ok(segment)
     }
@@ -100,6 +103,23 @@ impl CaptureDir {
         })
     }
 
+    /// The capture that has a stream.
+    pub(super) fn capture_of(&self, stream: StreamId) -> Option<u32> {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.get_or_insert_with(|| streams_in(&self.path)).get(&stream).copied()
+    }
+
+    /// Remembers which capture has a stream.
+    pub(super) fn remember(&self, stream: StreamId, id: u32) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.get_or_insert_with(|| streams_in(&self.path)).insert(stream, id);
+    }
+
+    /// Opens a segment that is there.
+    pub(super) fn open_segment(&self, id: u32, seq: u32) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).open(self.segment_path(id, seq))
+    }
+
     fn segment_path(&self, id: u32, seq: u32) -> PathBuf {
         self.path.join(format!("trace.stream.{id}.{seq}.bin"))
     }
@@ -109,8 +129,13 @@ fn new_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).open(path)
 }
 
+/// Takes a capture for ourselves, by its first file.
+pub(super) fn lock(file: &File) -> io::Result<()> {
+    Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
+}
+
 /// The number in the name of anything that belongs to a capture of a stream.
-fn stream_id(name: &str) -> Option<u32> {
+pub(super) fn stream_id(name: &str) -> Option<u32> {
     name.strip_prefix("trace.stream.")?.split('.').next()?.parse().ok()
 }
 

@@ -1,4 +1,4 @@
-//! One file of a capture: a head, then whole events, whatever the disk does.
+//! One file of a capture: a head, then whole events or chunks, whatever the disk does.
 
 use std::fs::File;
 use std::io;
@@ -11,9 +11,17 @@ use callsight_format::{
 
 use super::tail::{note_events, to_bytes};
 
-/// Bytes of the head: the header, and the note of what the segment before was.
+/// Bytes of the head of a segment of events: the header, and the note of what the segment before was.
 pub(super) const HEAD_BYTES: u64 =
     (FILE_HEADER_BYTES + note_records(SEGMENT_NOTE_BYTES) * EVENT_BYTES) as u64;
+
+/// The head of a segment of events. The segment before it has `bytes_before`, 0 where there is
+/// none.
+pub(super) fn event_head(header: &FileHeader, order: ByteOrder, bytes_before: u64) -> Vec<u8> {
+    let note = bytes_before.to_le_bytes();
+    let note: Vec<_> = note_events(NOTE_SEGMENT, &note, header.t0_ticks.max(1), 0).collect();
+    [&header.to_bytes(order)[..], &to_bytes(&note, order)].concat()
+}
 
 /// An open segment file and how much of it is ours.
 pub(super) struct Segment {
@@ -27,29 +35,15 @@ impl Segment {
         Segment { file, bytes: 0 }
     }
 
-    /// Writes the head. The segment before this one has `bytes_before`, 0 where there is none.
-    pub fn begin(
-        &mut self,
-        header: &FileHeader,
-        order: ByteOrder,
-        bytes_before: u64,
-    ) -> io::Result<()> {
-        let note = bytes_before.to_le_bytes();
-        let note: Vec<_> = note_events(NOTE_SEGMENT, &note, header.t0_ticks.max(1), 0).collect();
-        let head = [&header.to_bytes(order)[..], &to_bytes(&note, order)].concat();
-        self.file.write_all_at(&head, 0)?;
-        self.bytes = HEAD_BYTES;
-        Ok(())
+    /// The file of a segment that has `bytes` already; whatever is behind them goes.
+    pub fn reopen(file: File, bytes: u64) -> io::Result<Segment> {
+        file.set_len(bytes)?;
+        Ok(Segment { file, bytes })
     }
 
     /// Bytes of the file.
     pub fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Whether anything stands behind the head.
-    pub fn has_events(&self) -> bool {
-        self.bytes > HEAD_BYTES
     }
 
     /// Appends whole events: how many bytes of them now stand in the file, and what prevented
@@ -71,6 +65,33 @@ impl Segment {
             failure = failure.or(self.file.set_len(self.bytes).err());
         }
         (whole, failure)
+    }
+
+    /// Appends all of `bytes` or nothing.
+    pub fn append_whole(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.end_with(self.bytes, bytes)
+    }
+
+    /// Puts `bytes` at byte `at`, and ends the file behind them. Where that fails the file keeps
+    /// its size; what stands behind `at` may be anything.
+    pub fn end_with(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let end = at + bytes.len() as u64;
+        if let Err(error) = self.file.write_all_at(bytes, at) {
+            self.file.set_len(self.bytes)?;
+            return Err(error);
+        }
+        if end < self.bytes {
+            self.file.set_len(end)?;
+        }
+        self.bytes = end;
+        Ok(())
+    }
+
+    /// Ends the file at byte `at`.
+    pub fn cut(&mut self, at: u64) -> io::Result<()> {
+        self.file.set_len(at)?;
+        self.bytes = at;
+        Ok(())
     }
 
     /// Reads back the events from byte `at` to the end. What cannot be read is left out.

@@ -15,7 +15,7 @@ pub(super) const TAIL_BYTES: u64 =
     ((CAUSES * note_records(LOSS_NOTE_BYTES) + note_records(4) + 2) * EVENT_BYTES) as u64;
 
 /// A marker of format version 2 that says why a capture ends early.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StopMark {
     pub code: u64,
     pub payload: u64,

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use callsight_format::{
@@ -17,7 +18,7 @@ const MAX_WAITING: usize = 256;
 
 /// A connection with a whole handshake.
 pub(super) struct Arrival {
-    pub socket: TcpStream,
+    pub socket: Arc<TcpStream>,
     pub peer: SocketAddr,
     pub origin: Origin,
     pub order: ByteOrder,
@@ -75,6 +76,7 @@ impl Lobby {
                 Ok(None) => self.guests.push_back(guest),
                 Ok(Some((origin, order))) => {
                     let Guest { socket, peer, .. } = guest;
+                    let socket = Arc::new(socket);
                     settled.push(Outcome::Arrived(Arrival { socket, peer, origin, order }));
                 }
                 Err(reason) => settled.push(Outcome::Refused { peer: guest.peer, reason }),

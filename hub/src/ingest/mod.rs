@@ -2,10 +2,13 @@
 //!
 //! One thread accepts and holds newcomers in a lobby until their handshake is whole; a stream
 //! then gets a thread of its own. What one connection does never reaches another: each has its
-//! own decoder, session and files, and a panic ends only its own.
+//! own decoder, session and files, and a panic ends only its own. A sender that packs says which
+//! stream it has; when its connection is gone the stream waits for the next one.
 
 mod connection;
 mod lobby;
+mod replies;
+mod streams;
 
 use std::fmt;
 use std::io;
@@ -19,10 +22,27 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::Tally;
 use crate::capture::{CaptureDir, CaptureLimits};
 use crate::session::counted;
+use crate::{Sink, SinkTally, Tally};
 use lobby::{Arrival, Lobby, Outcome};
+use streams::Streams;
+
+/// One of a bounded number of places; free again when it is dropped.
+struct Seat<'a>(&'a AtomicUsize);
+
+impl<'a> Seat<'a> {
+    fn take(taken: &'a AtomicUsize) -> Option<Seat<'a>> {
+        let more = |seats: usize| (seats < MAX_STREAMS).then_some(seats + 1);
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Seat(taken))
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Most streams at once: 256 threads, and with the lobby half of the usual 1024 descriptors.
 const MAX_STREAMS: usize = 256;
@@ -91,10 +111,14 @@ pub struct Totals {
     pub streams: u32,
     /// Connections that never became a stream.
     pub refused: u32,
+    /// Connections closed because what came was damaged or against the limits.
+    pub rejected: u32,
     /// Enters and exits stored.
     pub stored_events: u64,
     /// Events lost, before they came or here.
     pub dropped_events: u64,
+    /// Events that no count knows of; 0, or callsight has miscounted.
+    pub unaccounted: i128,
 }
 
 impl Totals {
@@ -102,29 +126,48 @@ impl Totals {
         self.streams += 1;
         self.stored_events += tally.stored_events();
         self.dropped_events += tally.dropped_events().sum();
+        self.unaccounted += tally.sinks.iter().map(SinkTally::unaccounted).sum::<i128>();
     }
 }
 
-/// For people: `2 streams, 10 events, 0 dropped, 1 connection refused`.
+/// For people: `2 streams, 10 events, 0 dropped, unaccounted=0, 1 connection refused`.
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Totals { streams, refused, stored_events, dropped_events } = self;
+        let Totals { streams, refused, rejected, stored_events, dropped_events, unaccounted } =
+            self;
         let (streams, events) = (counted(*streams, "stream"), counted(*stored_events, "event"));
-        write!(f, "{streams}, {events}, {dropped_events} dropped")?;
-        match *refused {
-            0 => Ok(()),
-            refused => write!(f, ", {} refused", counted(refused, "connection")),
+        write!(f, "{streams}, {events}, {dropped_events} dropped, unaccounted={unaccounted}")?;
+        for (connections, how) in [(*refused, "refused"), (*rejected, "rejected")] {
+            if connections > 0 {
+                write!(f, ", {} {how}", counted(connections, "connection"))?;
+            }
         }
+        Ok(())
     }
+}
+
+/// Makes a sink of one more kind for each stream.
+pub type MakeSink = Box<dyn Fn() -> Box<dyn Sink> + Send + Sync>;
+
+/// What becomes of a stream beside its capture, and how that is kept.
+#[derive(Default)]
+pub struct Destinations {
+    /// Captures hold events, also of senders that pack: for tools that read no chunks.
+    pub unpacked: bool,
+    /// The other sinks of every stream.
+    pub sinks: Vec<MakeSink>,
 }
 
 /// A server that listens.
 pub struct Server {
     options: Options,
+    destinations: Destinations,
     listener: TcpListener,
     address: SocketAddr,
     captures: CaptureDir,
-    open_streams: AtomicUsize,
+    streams: Streams,
+    open_connections: AtomicUsize,
+    waiting_streams: AtomicUsize,
     totals: Mutex<Totals>,
 }
 
@@ -146,12 +189,20 @@ impl Server {
             .map_err(|error| BindError::Folder { path: options.out.clone(), error })?;
         Ok(Server {
             options,
+            destinations: Destinations::default(),
             listener,
             address,
             captures,
-            open_streams: AtomicUsize::new(0),
+            streams: Streams::default(),
+            open_connections: AtomicUsize::new(0),
+            waiting_streams: AtomicUsize::new(0),
             totals: Mutex::default(),
         })
+    }
+
+    /// With other destinations than a capture of what came.
+    pub fn with_destinations(self, destinations: Destinations) -> Server {
+        Server { destinations, ..self }
     }
 
     /// Where it listens.
@@ -231,28 +282,21 @@ impl Server {
         stop: &'env AtomicBool,
     ) {
         let peer = arrival.peer;
-        if self.open_streams.load(Ordering::Relaxed) >= MAX_STREAMS {
+        let Some(seat) = Seat::take(&self.open_connections) else {
             return self.refuse(peer, &format!("{MAX_STREAMS} streams are open already"));
-        }
-        self.open_streams.fetch_add(1, Ordering::Relaxed);
-        let stream = move || {
-            self.serve_stream(&arrival, stop);
-            // Before the socket closes: whoever sees that may connect again at once.
-            self.open_streams.fetch_sub(1, Ordering::Relaxed);
-            drop(arrival);
         };
+        let stream = move || self.serve_stream(arrival, seat, stop);
         let name = format!("stream {peer}");
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, stream) {
-            self.open_streams.fetch_sub(1, Ordering::Relaxed);
             self.refuse(peer, &format!("no thread for it ({error})"));
         }
     }
 
-    fn serve_stream(&self, arrival: &Arrival, stop: &AtomicBool) {
+    fn serve_stream<'a>(&'a self, arrival: Arrival, seat: Seat<'a>, stop: &AtomicBool) {
         let peer = arrival.peer;
-        let serve = || connection::serve(arrival, &self.captures, self.options.limits, stop, self);
+        let serve = || connection::serve(arrival, seat, self, stop);
         match catch_unwind(AssertUnwindSafe(serve)) {
-            Ok(Ok(tally)) => self.totals().count(&tally),
+            Ok(Ok(())) => {}
             Ok(Err(reason)) => self.refuse(peer, &reason),
             Err(_) => {
                 self.totals().streams += 1;

@@ -20,6 +20,7 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use super::ending_signals;
+use super::ring::SHARED_MEMORY;
 
 /// How long a program may take to end after the time limit asked it to.
 const KILL_AFTER: Duration = Duration::from_secs(5);
@@ -31,8 +32,12 @@ const POLL: Duration = Duration::from_millis(10);
 pub struct Launch {
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// Where captures go; made where it is missing.
+    /// Where captures go; made where it is missing, unless there is a ring.
     pub directory: PathBuf,
+    /// Name of a ring to record into. Captures are then for a program that cannot use it.
+    pub ring: Option<String>,
+    /// Record nothing.
+    pub untraced: bool,
     /// Further settings of the runtime, `TRACE_MAX_MB` and its like.
     pub settings: Vec<(&'static str, OsString)>,
     /// When to end the program.
@@ -46,6 +51,8 @@ pub struct Outcome {
     pub status: ExitStatus,
     /// Whether the time limit ended it.
     pub timed_out: bool,
+    /// Whether the ring it was to use was there, ever.
+    pub made_ring: bool,
 }
 
 impl Outcome {
@@ -101,12 +108,17 @@ impl Launch {
     /// # Errors
     /// Why it could not be started.
     pub fn run(&self) -> Result<Outcome, LaunchError> {
-        let directory = self.absolute_directory()?;
         let (program, arguments) = self.command.split_first().ok_or(LaunchError::NoCommand)?;
         let mut command = Command::new(program);
-        command.args(arguments).env("TRACE_ENABLE", "1").env("TRACE_DIR", directory);
-        // With a ring to write to, nothing would come into the folder.
-        command.env_remove("TRACE_SHM");
+        command.args(arguments).env("TRACE_ENABLE", if self.untraced { "0" } else { "1" });
+        match &self.ring {
+            Some(ring) => command.env("TRACE_SHM", ring),
+            // With a ring to write to, nothing would come into the folder.
+            None => command.env_remove("TRACE_SHM"),
+        };
+        if !self.untraced {
+            command.env("TRACE_DIR", self.absolute_directory()?);
+        }
         command.envs(self.settings.iter().map(|(name, value)| (name, value)));
         let spawn_error = |error| LaunchError::Spawn { program: program.into(), error };
         let signals = Signals::catch().map_err(spawn_error)?;
@@ -116,17 +128,22 @@ impl Launch {
 
     fn absolute_directory(&self) -> Result<PathBuf, LaunchError> {
         let path = &self.directory;
-        fs::create_dir_all(path)
-            .and_then(|()| path.canonicalize())
-            .map_err(|error| LaunchError::Folder { path: path.clone(), error })
+        let found = match self.ring {
+            Some(_) => std::path::absolute(path),
+            None => fs::create_dir_all(path).and_then(|()| path.canonicalize()),
+        };
+        found.map_err(|error| LaunchError::Folder { path: path.clone(), error })
     }
 
     fn wait(&self, child: &mut Child, signals: &Signals) -> io::Result<Outcome> {
         let started = Instant::now();
-        let mut timed_out = false;
+        let (mut timed_out, mut made_ring) = (false, false);
         loop {
-            if let Some(status) = child.try_wait()? {
-                return Ok(Outcome { status, timed_out });
+            let ended = child.try_wait()?;
+            // Asked once more behind the end: a drain needs longer to be done with a ring.
+            made_ring = made_ring || self.ring_is_there();
+            if let Some(status) = ended {
+                return Ok(Outcome { status, timed_out, made_ring });
             }
             // A terminal sends its interrupt to the program as well; these two come to us alone.
             match signals.take() {
@@ -146,6 +163,13 @@ impl Launch {
             }
             thread::sleep(POLL);
         }
+    }
+}
+
+impl Launch {
+    fn ring_is_there(&self) -> bool {
+        let base = self.ring.as_ref().map(|ring| ring.trim_start_matches('/'));
+        base.is_some_and(|base| Path::new(SHARED_MEMORY).join(base).exists())
     }
 }
 
@@ -199,19 +223,19 @@ pub fn remove_captures(directory: &Path) -> Result<usize, LaunchError> {
     Ok(captures.len())
 }
 
-fn send(child: &Child, signal: Signal) {
+pub(super) fn send(child: &Child, signal: Signal) {
     // The child is not waited for yet, so its pid is still its own.
     let _ = kill_process(Pid::from_child(child), signal);
 }
 
 /// The last signal that asked this process to end.
-struct Signals {
+pub(super) struct Signals {
     last: Arc<AtomicUsize>,
     handlers: Vec<SigId>,
 }
 
 impl Signals {
-    fn catch() -> io::Result<Signals> {
+    pub fn catch() -> io::Result<Signals> {
         let last = Arc::new(AtomicUsize::new(0));
         let catch = |signal: i32| {
             signal_hook::flag::register_usize(signal, Arc::clone(&last), signal as usize)
@@ -220,7 +244,7 @@ impl Signals {
         Ok(Signals { last, handlers })
     }
 
-    fn take(&self) -> Option<i32> {
+    pub fn take(&self) -> Option<i32> {
         match self.last.swap(0, Ordering::Relaxed) {
             0 => None,
             signal => i32::try_from(signal).ok(),

@@ -1,10 +1,25 @@
-//! A program of this machine: whether it can be traced, and running it.
+//! Programs of this machine: whether one can be traced, running it, and the rings that traced ones
+//! share with their drains.
 
+mod drain;
 mod elf;
 mod hooks;
 mod launch;
+mod modules;
+mod pages;
+mod process;
+mod ring;
+mod rings;
 mod signals;
+mod snapshot;
+mod state;
 
+pub use drain::{Address, DrainEnd, DrainPlan, DrainProcess};
 pub use hooks::{Hooks, find_program, hooks_of};
 pub use launch::{Launch, LaunchError, Outcome, captures_in, remove_captures};
+pub use process::ProcessId;
+pub use ring::{RingError, RingFile};
+pub use rings::{Found, Unborn, rings_here};
 pub use signals::ending_signals;
+pub use snapshot::{Snapshot, SnapshotError, snapshot};
+pub use state::{Member, RingCommand, RingState};

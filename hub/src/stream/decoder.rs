@@ -6,19 +6,33 @@
 //! The 64-byte handshake comes before; its owner says in which byte order the chunks are.
 
 use callsight_format::{
-    ByteOrder, CHUNK_DROPPED, CHUNK_END, CHUNK_EVENTS, CHUNK_HEADER_BYTES, CHUNK_HELLO,
-    CHUNK_MAX_RAW_BYTES, CHUNK_MAX_ZSTD_BYTES, ChunkHeader, EVENT_BYTES,
+    BlockError, BlockHeader, ByteOrder, CHUNK_BLOCK, CHUNK_DROPPED, CHUNK_END, CHUNK_EVENTS,
+    CHUNK_HEADER_BYTES, CHUNK_HELLO, CHUNK_MAX_RAW_BYTES, CHUNK_MAX_ZSTD_BYTES, ChunkHeader,
+    EVENT_BYTES, Event, KIND_MARKER, Unpacker,
 };
 use zstd::bulk::Decompressor;
 
 use super::frame::inflate;
+use super::sender::without_token;
 use super::{FrameError, Sender, StreamEnd};
+
+/// A chunk and what is in it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Chunk<'a> {
+    /// The whole chunk as it came, header and zstd frame; nothing where it was skipped. A token
+    /// is a secret and left out.
+    pub bytes: &'a [u8],
+    /// What it says.
+    pub item: Item<'a>,
+}
 
 /// What a stream carries.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Item<'a> {
     /// Whole events, in the sender's byte order.
     Events(&'a [u8]),
+    /// Packed events of one writer.
+    Block(Block<'a>),
     /// Events that the sender has dropped since it began.
     Dropped {
         /// How many, over all causes.
@@ -33,6 +47,17 @@ pub enum Item<'a> {
         /// Its type.
         kind: u32,
     },
+}
+
+/// A block, known to be whole and to make sense.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Block<'a> {
+    /// Whose it is, and how much of what.
+    pub header: BlockHeader,
+    /// All of it, decompressed.
+    pub raw: &'a [u8],
+    /// Those of its records that are markers.
+    pub markers: &'a [Event],
 }
 
 /// How a stream broke the protocol.
@@ -70,6 +95,9 @@ pub enum StreamError {
         /// What is wrong with its payload.
         error: FrameError,
     },
+    /// The block is not what it should be.
+    #[error("a block of packed events is refused: {0}")]
+    Block(BlockError),
 }
 
 #[derive(Clone, Copy)]
@@ -83,9 +111,13 @@ enum State {
 pub struct ChunkDecoder {
     order: ByteOrder,
     state: State,
-    /// What has come of the header or payload under way.
+    /// What has come of the chunk under way; or all of one that has been shown.
     part: Vec<u8>,
+    is_shown: bool,
     raw: Vec<u8>,
+    /// Of no use, and 70 KiB, for a sender that does not pack.
+    unpacker: Option<Box<Unpacker>>,
+    markers: Vec<Event>,
     // Its own for every stream: a decompressor shared by two streams mixes them up.
     zstd: Decompressor<'static>,
 }
@@ -97,17 +129,23 @@ impl ChunkDecoder {
             order,
             state: State::Header,
             part: Vec::new(),
+            is_shown: false,
             raw: Vec::new(),
+            unpacker: None,
+            markers: Vec::new(),
             zstd: Decompressor::default(),
         }
     }
 
-    /// Takes bytes off the front of `input` until an item is complete; `None` where `input` is
+    /// Takes bytes off the front of `input` until a chunk is complete; `None` where `input` is
     /// used up first.
     ///
     /// # Errors
     /// How the stream breaks the protocol. Nothing sensible can follow.
-    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Item<'_>>, StreamError> {
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Chunk<'_>>, StreamError> {
+        if std::mem::take(&mut self.is_shown) {
+            self.part.clear();
+        }
         loop {
             match self.state {
                 State::Header => {
@@ -124,10 +162,10 @@ impl ChunkDecoder {
                         return Ok(None);
                     }
                     self.state = State::Header;
-                    return Ok(Some(Item::Unknown { kind }));
+                    return Ok(Some(Chunk { bytes: &[], item: Item::Unknown { kind } }));
                 }
                 State::Payload(header) => {
-                    if !self.collect(input, header.zstd_len as usize) {
+                    if !self.collect(input, CHUNK_HEADER_BYTES + header.zstd_len as usize) {
                         return Ok(None);
                     }
                     self.state = State::Header;
@@ -139,7 +177,7 @@ impl ChunkDecoder {
 
     /// Whether the last byte taken was the last of a chunk.
     pub fn is_between_chunks(&self) -> bool {
-        matches!(self.state, State::Header) && self.part.is_empty()
+        matches!(self.state, State::Header) && (self.part.is_empty() || self.is_shown)
     }
 
     /// Events that the chunk under way has announced and not delivered.
@@ -163,27 +201,62 @@ impl ChunkDecoder {
     fn begin_chunk(&mut self) -> Result<(), StreamError> {
         let mut bytes = [0; CHUNK_HEADER_BYTES];
         bytes.copy_from_slice(&self.part);
-        self.part.clear();
         let header = ChunkHeader::parse(bytes, self.order);
         check_lengths(&header)?;
         self.state = match header.kind {
-            CHUNK_EVENTS | CHUNK_DROPPED | CHUNK_HELLO | CHUNK_END => State::Payload(header),
-            kind => State::Skip { kind, left_bytes: header.zstd_len as usize },
+            CHUNK_EVENTS | CHUNK_DROPPED | CHUNK_HELLO | CHUNK_BLOCK | CHUNK_END => {
+                State::Payload(header)
+            }
+            kind => {
+                self.part.clear();
+                State::Skip { kind, left_bytes: header.zstd_len as usize }
+            }
         };
         Ok(())
     }
 
-    fn end_chunk(&mut self, header: ChunkHeader) -> Result<Item<'_>, StreamError> {
-        inflate(&mut self.zstd, &self.part, header.raw_len, &mut self.raw)
-            .map_err(|error| StreamError::Frame { kind: header.kind, error })?;
-        self.part.clear();
-        Ok(match header.kind {
+    fn end_chunk(&mut self, header: ChunkHeader) -> Result<Chunk<'_>, StreamError> {
+        self.is_shown = true;
+        let ChunkHeader { kind, raw_len, .. } = header;
+        inflate(&mut self.zstd, &self.part[CHUNK_HEADER_BYTES..], raw_len, &mut self.raw)
+            .map_err(|error| StreamError::Frame { kind, error })?;
+        let item = match kind {
             CHUNK_EVENTS => Item::Events(&self.raw),
             CHUNK_DROPPED => Item::Dropped { events: self.order.u64(&self.raw, 0).unwrap_or(0) },
-            CHUNK_HELLO => Item::Sender(Sender::parse(&self.raw)),
+            CHUNK_HELLO => {
+                if let Some(raw) = without_token(&self.raw) {
+                    self.part = repacked(kind, &raw, self.order).unwrap_or_default();
+                }
+                Item::Sender(Sender::parse(&self.raw))
+            }
+            CHUNK_BLOCK => {
+                let header = self.unpack().map_err(StreamError::Block)?;
+                Item::Block(Block { header, raw: &self.raw, markers: &self.markers })
+            }
             _ => Item::End(StreamEnd::parse(&self.raw)),
-        })
+        };
+        Ok(Chunk { bytes: &self.part, item })
     }
+
+    /// Goes through the block in `raw`, once for everyone.
+    fn unpack(&mut self) -> Result<BlockHeader, BlockError> {
+        self.markers.clear();
+        let header = self.unpacker.get_or_insert_default().unpack(&self.raw, |event| {
+            if event.kind == KIND_MARKER {
+                self.markers.push(*event);
+            }
+        })?;
+        // Numbers count from 1: an acknowledgement of 0 says that nothing is there.
+        if header.number == 0 { Err(BlockError::Contents) } else { Ok(header) }
+    }
+}
+
+/// The chunk that says who is sending, made again.
+fn repacked(kind: u32, raw: &[u8], order: ByteOrder) -> std::io::Result<Vec<u8>> {
+    let frame = zstd::bulk::compress(raw, 1)?;
+    let (raw_len, zstd_len) = (raw.len() as u32, frame.len() as u32);
+    let header = ChunkHeader { kind, raw_len, zstd_len }.to_bytes(order);
+    Ok([&header[..], &frame].concat())
 }
 
 fn check_lengths(header: &ChunkHeader) -> Result<(), StreamError> {

@@ -79,7 +79,7 @@ impl FrameHeader {
 }
 
 /// Decompresses `frame` into `raw`, which then holds exactly `raw_len` bytes.
-pub(super) fn inflate(
+pub(crate) fn inflate(
     zstd: &mut Decompressor<'_>,
     frame: &[u8],
     raw_len: u32,

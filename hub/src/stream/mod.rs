@@ -4,6 +4,7 @@ mod decoder;
 mod frame;
 mod sender;
 
-pub use decoder::{ChunkDecoder, Item, StreamError};
+pub use decoder::{Block, Chunk, ChunkDecoder, Item, StreamError};
 pub use frame::FrameError;
-pub use sender::{Sender, StreamEnd, printable};
+pub(crate) use frame::inflate;
+pub use sender::{Sender, StreamEnd, StreamId, printable};

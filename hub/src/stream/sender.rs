@@ -4,15 +4,39 @@
 //! ever used as a path.
 
 use callsight_format::{
-    ByteOrder, Cause, END_DELIVERED, END_DONE, END_DROPPED, END_EMITTED, END_REASON, END_STOPPED,
-    Fields, HELLO_ARCH, HELLO_BUILD_ID, HELLO_CLOCK, HELLO_EXE, HELLO_HOSTNAME, HELLO_OS,
-    HELLO_PID, HELLO_SERVICE_ID,
+    ByteOrder, Cause, END_BLOCKS, END_DELIVERED, END_DONE, END_DROPPED, END_EMITTED, END_REASON,
+    END_SINK_DROPPED, END_STOPPED, Fields, HELLO_ARCH, HELLO_BUILD_ID, HELLO_CLOCK, HELLO_EXE,
+    HELLO_HOSTNAME, HELLO_OS, HELLO_PID, HELLO_SERVICE_ID, HELLO_STREAM, HELLO_TOKEN,
+    STREAM_ID_BYTES,
 };
 
-use crate::Losses;
+use crate::{Dropped, Losses};
 
 /// The longest text kept of one field, in characters: a path fits.
 const MAX_TEXT: usize = 4096;
+
+/// Which stream this is, on whatever connection: random bytes of its sender.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StreamId([u8; STREAM_ID_BYTES]);
+
+impl StreamId {
+    /// The id with these bytes; `None` where they are not as many as an id has.
+    pub fn parse(bytes: &[u8]) -> Option<StreamId> {
+        bytes.try_into().ok().map(StreamId)
+    }
+}
+
+impl std::fmt::Display for StreamId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&hexadecimal(&self.0))
+    }
+}
+
+impl std::fmt::Debug for StreamId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StreamId({self})")
+    }
+}
 
 /// Who a stream says it comes from. What it does not say is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +57,8 @@ pub struct Sender {
     pub build_id: String,
     /// Name of the service on that machine.
     pub service: String,
+    /// Which of its streams this is, of one that packs.
+    pub stream: Option<StreamId>,
 }
 
 impl Sender {
@@ -50,6 +76,7 @@ impl Sender {
                 HELLO_EXE => sender.exe = printable(value),
                 HELLO_BUILD_ID => sender.build_id = hexadecimal(value),
                 HELLO_SERVICE_ID => sender.service = printable(value),
+                HELLO_STREAM => sender.stream = StreamId::parse(value),
                 _ => {}
             }
         }
@@ -72,6 +99,9 @@ impl Sender {
             said.map(|(name, text)| (name.to_owned(), text.as_str().into())).collect();
         if let Some(pid) = self.pid {
             json.insert("pid".to_owned(), pid.into());
+        }
+        if let Some(stream) = self.stream {
+            json.insert("stream".to_owned(), stream.to_string().into());
         }
         json
     }
@@ -97,6 +127,16 @@ impl std::fmt::Display for Sender {
     }
 }
 
+/// The payload of a chunk of type 2 without its token; `None` where it has none.
+pub(super) fn without_token(payload: &[u8]) -> Option<Vec<u8>> {
+    Fields(payload).find(|(key, _)| *key == HELLO_TOKEN)?;
+    let kept = Fields(payload).filter(|(key, _)| *key != HELLO_TOKEN);
+    let field = |(key, value): (u16, &[u8])| {
+        [&key.to_le_bytes()[..], &(value.len() as u16).to_le_bytes(), value].concat()
+    };
+    Some(kept.flat_map(field).collect())
+}
+
 /// What a stream says of itself in its last chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamEnd {
@@ -104,10 +144,14 @@ pub struct StreamEnd {
     pub reason: u32,
     /// Records that all writers emitted.
     pub emitted_records: Option<u64>,
-    /// Records of the ring that were sent.
+    /// Records of the ring that were sent as raw events.
     pub delivered_records: Option<u64>,
+    /// Number of the last block.
+    pub blocks: Option<u64>,
     /// Events dropped, by cause.
     pub dropped_events: Losses,
+    /// What its sender had and did not send.
+    pub not_sent: Dropped,
 }
 
 impl StreamEnd {
@@ -121,11 +165,13 @@ impl StreamEnd {
                 END_REASON => end.reason = le.u32(value, 0).unwrap_or(0),
                 END_EMITTED => end.emitted_records = le.u64(value, 0),
                 END_DELIVERED => end.delivered_records = le.u64(value, 0),
+                END_BLOCKS => end.blocks = le.u64(value, 0),
                 END_DROPPED => {
                     let cause = le.u32(value, 0).and_then(Cause::from_number);
                     let events = le.u64(value, 4).unwrap_or(0);
                     end.dropped_events.add(cause.unwrap_or(Cause::Full), events);
                 }
+                END_SINK_DROPPED => end.not_sent.add_field(value),
                 _ => {}
             }
         }

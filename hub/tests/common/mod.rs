@@ -2,6 +2,10 @@
 
 #![allow(dead_code, reason = "every test file takes what it needs")]
 
+pub mod packed;
+#[allow(unused_imports, reason = "its own tests are none under another harness")]
+#[path = "../../../runtime/format/tests/packer.rs"]
+pub mod packer;
 pub mod server;
 
 use std::path::Path;

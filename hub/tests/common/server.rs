@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use callsight_format::*;
 use callsight_hub::capture::CaptureLimits;
-use callsight_hub::ingest::{Options, Server, Totals};
+use callsight_hub::ingest::{Destinations, Options, Server, Totals};
 
 use super::origin;
 
@@ -55,8 +55,20 @@ fn run_server(
     devices: impl FnOnce(SocketAddr, &Path),
 ) -> Served {
     let dir = tempfile::tempdir().expect("a folder");
+    run_server_on(dir, limits, streams, Destinations::default(), devices)
+}
+
+/// A server on a folder that may hold captures already.
+pub fn run_server_on(
+    dir: tempfile::TempDir,
+    limits: CaptureLimits,
+    streams: Option<u32>,
+    destinations: Destinations,
+    devices: impl FnOnce(SocketAddr, &Path),
+) -> Served {
     let lines = Lines::default();
     let server = Server::bind(options(dir.path(), limits, streams, &lines)).expect("a server");
+    let server = server.with_destinations(destinations);
     let stop = AtomicBool::new(false);
     let totals = thread::scope(|scope| {
         let running = scope.spawn(|| server.run(&stop));

@@ -188,7 +188,7 @@ impl BlockHeader {
 
 /// Table of [`crc32c`]: the remainder of each byte (polynomial 0x1EDC6F41, reflected), and of each
 /// byte with one to seven zero bytes behind it.
-const CRC_TABLE: [[u32; 256]; 8] = {
+static CRC_TABLE: [[u32; 256]; 8] = {
     let mut table = [[0u32; 256]; 8];
     let mut byte = 0;
     while byte < 256 {

@@ -129,9 +129,23 @@ impl Unpacker {
     pub fn unpack(
         &mut self,
         block: &[u8],
-        mut show: impl FnMut(&Event),
+        show: impl FnMut(&Event),
     ) -> Result<BlockHeader, BlockError> {
         let header = BlockHeader::parse(block)?;
+        self.unpack_checked(&header, block, show)?;
+        Ok(header)
+    }
+
+    /// The same of a block that was checked: `header` is what [`BlockHeader::parse`] made of it.
+    ///
+    /// # Errors
+    /// See [`Unpacker::unpack`].
+    pub fn unpack_checked(
+        &mut self,
+        header: &BlockHeader,
+        block: &[u8],
+        mut show: impl FnMut(&Event),
+    ) -> Result<(), BlockError> {
         let mut rest = block.get(usize::from(header.header_bytes)..).ok_or(BlockError::Short)?;
         let mut column = |bytes: u32| {
             let (column, behind) =
@@ -148,12 +162,15 @@ impl Unpacker {
             frames: Column(column(header.frame_bytes)?),
             literals: Column(column(header.literal_bytes)?),
         };
-        self.begin(&header);
+        self.begin(header);
         let mut ts = header.first_ts;
         let mut calls = 0;
+        // One place for all of them: a record that is moved is read with wider loads than it was
+        // stored with, which costs more than all else that is done for it.
+        let mut event = Event::default();
         for (op, time) in ops.iter().zip(times) {
             ts = ts.wrapping_add(read_time(*time, &mut columns.times)?);
-            let mut event = self.record(*op, header.tid, &mut columns)?;
+            self.record(*op, header.tid, &mut columns, &mut event)?;
             event.ts = ts;
             calls += u32::from(matches!(event.kind, KIND_ENTER | KIND_EXIT));
             show(&event);
@@ -163,7 +180,7 @@ impl Unpacker {
         if left.iter().any(|column| !column.is_empty()) || calls != header.calls {
             return Err(BlockError::Contents);
         }
-        Ok(header)
+        Ok(())
     }
 
     fn begin(&mut self, header: &BlockHeader) {
@@ -178,37 +195,47 @@ impl Unpacker {
     }
 
     #[inline]
-    fn record(&mut self, op: u8, tid: u32, columns: &mut Columns<'_>) -> Result<Event, BlockError> {
+    fn record(
+        &mut self,
+        op: u8,
+        tid: u32,
+        columns: &mut Columns<'_>,
+        event: &mut Event,
+    ) -> Result<(), BlockError> {
+        event.tid = tid;
         if op == OP_EXIT {
-            return self.exit(0, tid);
+            return self.exit(0, event);
         }
         let framed = op & OP_FRAME != 0;
         match op & !OP_FRAME {
             OP_ENTER => {
                 let next = usize::from(self.next[self.context]);
                 let pair = next.checked_sub(1).ok_or(BlockError::Contents)?;
-                self.enter(pair, framed, tid, &mut columns.frames)
+                self.enter(pair, framed, &mut columns.frames, event)
             }
             OP_ENTER_PAIR => {
                 let pair = self.known_pair(&mut columns.ids)?;
-                self.enter(pair, framed, tid, &mut columns.frames)
+                self.enter(pair, framed, &mut columns.frames, event)
             }
             OP_ENTER_NEW => {
                 let (pair, function) = self.new_pair(columns)?;
-                let event = self.enter(pair, framed, tid, &mut columns.frames)?;
+                self.enter(pair, framed, &mut columns.frames, event)?;
                 self.functions[function].step = self.pairs[pair].step;
-                Ok(event)
+                Ok(())
             }
-            OP_EXIT_BELOW if !framed => self.exit(u32::from(columns.ids.byte()?), tid),
+            OP_EXIT_BELOW if !framed => self.exit(u32::from(columns.ids.byte()?), event),
             OP_EXIT_PAIR if !framed => {
                 let pair = self.known_pair(&mut columns.ids)?;
-                self.stray_exit(pair, tid, &mut columns.frames)
+                self.stray_exit(pair, &mut columns.frames, event)
             }
             OP_EXIT_NEW if !framed => {
                 let (pair, _) = self.new_pair(columns)?;
-                self.stray_exit(pair, tid, &mut columns.frames)
+                self.stray_exit(pair, &mut columns.frames, event)
             }
-            OP_RECORD => literal(&mut columns.literals),
+            OP_RECORD => {
+                *event = literal(&mut columns.literals)?;
+                Ok(())
+            }
             _ => Err(BlockError::Contents),
         }
     }
@@ -224,9 +251,9 @@ impl Unpacker {
         &mut self,
         index: usize,
         framed: bool,
-        tid: u32,
         frames: &mut Column<'_>,
-    ) -> Result<Event, BlockError> {
+        event: &mut Event,
+    ) -> Result<(), BlockError> {
         let above = self.top().map_or(self.base, |open| open.frame);
         // A pair that was foreseen may have been forgotten since.
         let pair = self.pairs[..self.pair_count].get_mut(index).ok_or(BlockError::Contents)?;
@@ -240,12 +267,13 @@ impl Unpacker {
             Open { func, call_site, frame, pair: index as u32 };
         self.depth += 1;
         self.context = 1 + 2 * index;
-        Ok(call(KIND_ENTER, func, call_site, frame, tid))
+        put_call(event, KIND_ENTER, func, call_site, frame);
+        Ok(())
     }
 
     /// An exit of the call that is `below` the top of the stack.
     #[inline]
-    fn exit(&mut self, below: u32, tid: u32) -> Result<Event, BlockError> {
+    fn exit(&mut self, below: u32, event: &mut Event) -> Result<(), BlockError> {
         let depth = self.depth.checked_sub(below + 1).ok_or(BlockError::Contents)?;
         if below >= PACK_BELOW {
             return Err(BlockError::Contents);
@@ -253,23 +281,25 @@ impl Unpacker {
         self.depth = depth;
         let Open { func, call_site, frame, pair } = self.stack[depth as usize % PACK_STACK];
         self.context = 2 + 2 * pair as usize;
-        Ok(call(KIND_EXIT, func, call_site, frame, tid))
+        put_call(event, KIND_EXIT, func, call_site, frame);
+        Ok(())
     }
 
     /// An exit of a call that began before the block, or that nobody knows of.
     fn stray_exit(
         &mut self,
         index: usize,
-        tid: u32,
         frames: &mut Column<'_>,
-    ) -> Result<Event, BlockError> {
+        event: &mut Event,
+    ) -> Result<(), BlockError> {
         let frame = frames.frame()?.wrapping_add(self.base) & 0xff_ffff;
         if self.depth == 0 {
             self.base = frame;
         }
         let Pair { func, call_site, .. } = self.pairs[index];
         self.context = 2 + 2 * index;
-        Ok(call(KIND_EXIT, func, call_site, frame, tid))
+        put_call(event, KIND_EXIT, func, call_site, frame);
+        Ok(())
     }
 
     fn known_pair(&self, ids: &mut Column<'_>) -> Result<usize, BlockError> {
@@ -313,9 +343,12 @@ impl Unpacker {
 }
 
 #[inline]
-fn call(kind: u8, func: u64, call_site: u64, frame: u32, tid: u32) -> Event {
+fn put_call(event: &mut Event, kind: u8, func: u64, call_site: u64, frame: u32) {
     let [low, middle, high, _] = frame.to_le_bytes();
-    Event { ts: 0, func, call_site, tid, kind, frame: [low, middle, high] }
+    event.func = func;
+    event.call_site = call_site;
+    event.kind = kind;
+    event.frame = [low, middle, high];
 }
 
 /// A record that is no call, as it is but for its time.

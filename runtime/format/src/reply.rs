@@ -1,14 +1,16 @@
 //! What a server says to a sender: frames, each 8 bytes of header and a payload.
 //!
-//! Little-endian, whatever the sender is. A server greets each connection at once; one of version 2
-//! of the wire never speaks. A sender skips kinds that it does not know.
+//! Little-endian, whatever the sender is. A server greets a connection as soon as its first chunk,
+//! a hello with [`HELLO_STREAM`](crate::HELLO_STREAM), shows that its sender reads replies, and says
+//! nothing to others; one of version 2 of the wire never speaks. A sender skips kinds that it does
+//! not know.
 
 /// Bytes before each payload: kind u32, payload bytes u32.
 pub const REPLY_HEADER_BYTES: usize = 8;
 /// Most bytes of a payload; a sender closes a connection that announces more.
 pub const REPLY_MAX_BYTES: u32 = 4096;
 
-/// Reply: who this is, first on every connection. [`GREETING_MAGIC`], then [`GREETING_VERSION`]
+/// Reply: who this is, before any other. [`GREETING_MAGIC`], then [`GREETING_VERSION`]
 /// u32, then flags u32 (0).
 pub const REPLY_GREETING: u32 = 1;
 /// Reply: every block of this stream up to this number (u64) is stored, or dropped and counted.

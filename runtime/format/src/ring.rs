@@ -134,7 +134,7 @@ pub const RING_WRITERS_OFFSET: usize = 4096;
 /// Bytes of [`RingWriter`].
 pub const RING_WRITER_BYTES: usize = 128;
 /// Bytes of [`PageHeader`].
-pub const PAGE_HEADER_BYTES: usize = 64;
+pub const PAGE_HEADER_BYTES: usize = 96;
 
 /// [`RingControl::command`]: store events.
 pub const COMMAND_RECORD: u32 = 1;
@@ -258,6 +258,13 @@ pub struct PageHeader {
     pub pad: u32,
     /// All events the writer had dropped before this page, of any cause.
     pub lost_total: u64,
+    /// Number of the first record of this thread: one that takes over the slot of a thread that has
+    /// ended goes on with its numbers.
+    pub begin: u64,
+    /// `lost_total` when this thread began.
+    pub begin_lost: u64,
+    /// 0.
+    pub reserved: [u64; 2],
 }
 
 const _: () = assert!(size_of::<PageHeader>() == PAGE_HEADER_BYTES);

@@ -198,13 +198,19 @@ pub const END_DELIVERED: u16 = 3;
 pub const END_DROPPED: u16 = 4;
 /// Field of [`CHUNK_END`]: number of the last block, u64.
 pub const END_BLOCKS: u16 = 5;
+/// Field of [`CHUNK_END`]: what the sender did not send on this way, up to the end; the value is
+/// that of [`SINK_DROPPED`]. The end in a capture that its own sender stored need not have it: the
+/// capture's [`CHUNK_SINK`] tells the same.
+pub const END_SINK_DROPPED: u16 = 6;
 /// [`END_REASON`]: every traced process is gone and the ring is empty.
 pub const END_DONE: u32 = 1;
 /// [`END_REASON`]: the drain was told to end.
 pub const END_STOPPED: u32 = 2;
 
-/// Field of [`CHUNK_SINK`]: u32 cause ([`Cause`](crate::Cause)), then u64 events that did not get
-/// into this capture; once a cause.
+/// Field of [`CHUNK_SINK`]: u32 cause ([`Cause`](crate::Cause)), then how many enters and exits did
+/// not get into this capture (u64), and of how many records they are (u64), which are what gaps in
+/// the numbers of writers count. Once a cause. Where the value has only 12 bytes, the second count
+/// is the first.
 pub const SINK_DROPPED: u16 = 1;
 /// Field of [`CHUNK_SINK`]: how the stream ended here, u32, a
 /// [`StopReason`](crate::StopReason).

@@ -200,6 +200,9 @@ fn rust_layouts() -> Vec<(&'static str, Layout)> {
                 read,
                 pad,
                 lost_total,
+                begin,
+                begin_lost,
+                reserved,
             }),
         ),
         (
@@ -387,6 +390,7 @@ fn rust_constants() -> BTreeMap<String, u64> {
         END_DELIVERED,
         END_DROPPED,
         END_BLOCKS,
+        END_SINK_DROPPED,
         END_DONE,
         END_STOPPED,
         SINK_DROPPED,

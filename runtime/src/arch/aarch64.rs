@@ -1,7 +1,7 @@
 //! aarch64: `cntvct_el0`, initial-exec TLS through `tpidr_el0`, `svc 0`.
 
 use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 // The memory functions of `arch/mod.rs`.
 global_asm!(
@@ -130,6 +130,14 @@ pub fn thread_pointer() -> usize {
     pointer
 }
 
+/// The kernel knows where handlers of signals return to.
+pub const SA_RESTORER: usize = 0;
+
+/// See [`SA_RESTORER`].
+pub fn signal_restorer() -> usize {
+    0
+}
+
 /// A system call; negative results are errno.
 ///
 /// # Safety
@@ -179,6 +187,7 @@ pub mod nr {
     pub const SCHED_YIELD: usize = 124;
     pub const KILL: usize = 129;
     pub const TGKILL: usize = 131;
+    pub const RT_SIGACTION: usize = 134;
     pub const RT_SIGPROCMASK: usize = 135;
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
@@ -192,6 +201,37 @@ pub mod nr {
     pub const MMAP: usize = 222;
     pub const MADVISE: usize = 233;
     pub const PRLIMIT64: usize = 261;
+    pub const RENAMEAT2: usize = 276;
+}
+
+/// Adds to the number at `base + AT`, which only this thread and its signal handlers change, so that
+/// what a handler adds meanwhile is kept.
+///
+/// # Safety
+/// The number is valid for reads and writes, aligned, and of this thread alone.
+#[inline(always)]
+pub unsafe fn add<const AT: usize>(base: *mut u8, number: u64) {
+    // SAFETY: the caller vouches for the number.
+    unsafe { AtomicU64::from_ptr(base.add(AT).cast()) }.fetch_add(number, Relaxed);
+}
+
+/// Adds one to such a number of 32 bits, unless it has reached its end.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub unsafe fn count<const AT: usize>(base: *mut u8) {
+    // SAFETY: the caller vouches for the number.
+    let number = unsafe { AtomicU32::from_ptr(base.add(AT).cast()) };
+    if number.fetch_add(1, Relaxed) == u32::MAX {
+        number.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The number of the highest bit set; `number` is not 0.
+#[inline(always)]
+pub fn top_bit(number: u64) -> usize {
+    63 - number.leading_zeros() as usize
 }
 
 /// Where the fields of the kernel's `struct stat` are.
@@ -208,6 +248,8 @@ pub mod stat {
     pub const UID: usize = 24;
     /// Size in bytes, i64.
     pub const SIZE: usize = 48;
+    /// Blocks of 512 bytes, i64.
+    pub const BLOCKS: usize = 64;
 }
 
 /// Address that the global offset table has for a symbol; 0 for a weak one that is nowhere.

@@ -20,6 +20,21 @@ pub use aarch64::*;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the callsight runtime knows x86_64 and aarch64; this target needs a file in arch/");
 
+/// A hook where there are no instructions of its own for it.
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! hook {
+    ($(#[$doc:meta])* $name:ident, $kind:ident, $sum:ident) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(func: usize, call_site: usize) {
+            // SAFETY: as for this function.
+            unsafe { record(func, call_site, $kind) }
+        }
+    };
+}
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use hook;
+
 // The thread's block. Initial-exec access works in executables, PIE, static and shared objects
 // without a call; 64 bytes fit the surplus that glibc keeps for dlopen.
 global_asm!(

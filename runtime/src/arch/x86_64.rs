@@ -84,15 +84,6 @@ pub fn ticks() -> u64 {
     (high << 32) | low
 }
 
-/// The stack pointer here.
-#[inline(always)]
-pub fn stack_pointer() -> usize {
-    let sp: usize;
-    // SAFETY: copies a register.
-    unsafe { asm!("mov {}, rsp", out(reg) sp, options(nostack, nomem, preserves_flags)) };
-    sp
-}
-
 /// Changes `*place` from `old` to `new` if it still is `old`; gives what was there.
 ///
 /// One instruction without a bus lock (5 cycles instead of 20): only this thread and its signal
@@ -136,6 +127,29 @@ pub fn thread_pointer() -> usize {
     fs
 }
 
+/// The kernel wants to be told where handlers of signals return to.
+pub const SA_RESTORER: usize = 0x0400_0000;
+
+// `rt_sigreturn`, in the very bytes by which debuggers know the frame of a signal.
+global_asm!(
+    ".pushsection .text.callsight_restorer,\"ax\",@progbits",
+    "nop",
+    "callsight_restorer:",
+    "mov rax, 15",
+    "syscall",
+    ".popsection",
+);
+
+/// Where a handler of a signal returns to.
+pub fn signal_restorer() -> usize {
+    let address: usize;
+    // SAFETY: takes an address.
+    unsafe {
+        asm!("lea {}, [rip + callsight_restorer]", out(reg) address, options(nostack, nomem));
+    }
+    address
+}
+
 /// A system call; negative results are errno.
 ///
 /// # Safety
@@ -171,6 +185,7 @@ pub mod nr {
     pub const READ: usize = 0;
     pub const MMAP: usize = 9;
     pub const MUNMAP: usize = 11;
+    pub const RT_SIGACTION: usize = 13;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const PWRITE64: usize = 18;
     pub const SCHED_YIELD: usize = 24;
@@ -196,8 +211,46 @@ pub mod nr {
     pub const READLINKAT: usize = 267;
     pub const FALLOCATE: usize = 285;
     pub const PRLIMIT64: usize = 302;
+    pub const RENAMEAT2: usize = 316;
     pub const KILL: usize = 62;
     pub const FSTAT: usize = 5;
+}
+
+/// Adds to the number at `base + AT`, which only this thread and its signal handlers change, in one
+/// instruction, so that what a handler adds meanwhile is kept.
+///
+/// # Safety
+/// The number is valid for reads and writes, aligned, and of this thread alone.
+#[inline(always)]
+pub unsafe fn add<const AT: usize>(base: *mut u8, number: u64) {
+    // SAFETY: the caller vouches for the number.
+    unsafe {
+        asm!(
+            "add qword ptr [{base} + {at}], {number}",
+            base = in(reg) base,
+            number = in(reg) number,
+            at = const AT,
+            options(nostack)
+        );
+    }
+}
+
+/// Adds one to such a number of 32 bits, unless it has reached its end.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub unsafe fn count<const AT: usize>(base: *mut u8) {
+    // SAFETY: the caller vouches for the number.
+    unsafe {
+        asm!(
+            "add dword ptr [{base} + {at}], 1",
+            "sbb dword ptr [{base} + {at}], 0",
+            base = in(reg) base,
+            at = const AT,
+            options(nostack)
+        );
+    }
 }
 
 /// Where the fields of the kernel's `struct stat` are.
@@ -214,7 +267,108 @@ pub mod stat {
     pub const UID: usize = 28;
     /// Size in bytes, i64.
     pub const SIZE: usize = 48;
+    /// Blocks of 512 bytes, i64.
+    pub const BLOCKS: usize = 64;
 }
+
+/// The number of the highest bit set; `number` is not 0.
+#[inline(always)]
+pub fn top_bit(number: u64) -> usize {
+    let bit: usize;
+    // SAFETY: changes a register. The compiler makes three instructions more of `ilog2`.
+    unsafe { asm!("bsr {}, {}", out(reg) bit, in(reg) number, options(nostack, nomem, pure)) };
+    bit
+}
+
+/// A hook: what `hook::record` says, in 24 instructions. The compiler needs 29, because it cannot
+/// use the flags that `cmpxchg` leaves nor address the thread's block through `fs`.
+macro_rules! hook {
+    ($(#[$doc:meta])* $name:ident, $kind:ident, $sum:ident) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(func: usize, call_site: usize) {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "cmp dword ptr [rip + {page} + {direct}], 0",
+                "jne 5f",
+                // Without a jump taken when off or paused: the clock hides the one of the others.
+                "cmp dword ptr [rip + {gate} + {off}], 0",
+                "je 2f",
+                "ret",
+                "2:",
+                "mov eax, dword ptr [rip + {page} + {summing}]",
+                "test eax, eax",
+                "jne 3f",
+                "mov rax, qword ptr [rip + {gate} + {command}]",
+                "test rax, rax",
+                "je 4f",
+                "cmp dword ptr [rax], {pause}",
+                "jne 4f",
+                "ret",
+                "3:",
+                "mov r9, qword ptr [rip + __callsight_tls@GOTTPOFF]",
+                "cmp dword ptr fs:[r9 + {generation}], eax",
+                "jne 4f",
+                "mov rdx, qword ptr fs:[r9 + {cursor}]",
+                "mov rcx, rsp",
+                "jmp {sum}",
+                "4:",
+                "mov edx, {kind}",
+                "mov rcx, rsp",
+                "jmp {slow}",
+                "5:",
+                "mov r9, qword ptr [rip + __callsight_tls@GOTTPOFF]",
+                "mov eax, dword ptr [rip + {page} + {direct}]",
+                "cmp dword ptr fs:[r9 + {generation}], eax",
+                "jne 4b",
+                // Not before this: a thread in a sandbox has no clock.
+                "rdtsc",
+                "shl rdx, 32",
+                "or rdx, rax",
+                "mov rax, qword ptr fs:[r9 + {cursor}]",
+                "6:",
+                "test qword ptr [rip + {mask}], rax",
+                "je 4b",
+                "lea r11, [rax + {event_bytes}]",
+                "cmpxchg qword ptr fs:[r9 + {cursor}], r11",
+                "jne 6b",
+                // Bits 4 to 27 of the stack pointer become bits 40 to 63.
+                "mov ecx, esp",
+                "and ecx, 0xffffff0",
+                "shl rcx, 36",
+                "or rcx, qword ptr fs:[r9 + {word}]",
+                ".if {kind}",
+                "bts rcx, 32",
+                ".endif",
+                "mov qword ptr [rax + 8], rdi",
+                "mov qword ptr [rax + 16], rsi",
+                "mov qword ptr [rax + 24], rcx",
+                "mov qword ptr [rax], rdx",
+                "ret",
+                // The section holds nothing else: this aligns its start.
+                ".p2align 6",
+                ".cfi_endproc",
+                page = sym $crate::process::PAGE,
+                gate = sym $crate::process::GATE,
+                mask = sym $crate::process::WINDOW_MASK,
+                slow = sym slow,
+                sum = sym $crate::summary::$sum,
+                direct = const core::mem::offset_of!($crate::process::Page, direct),
+                summing = const core::mem::offset_of!($crate::process::Page, summing),
+                off = const core::mem::offset_of!($crate::process::Gate, off),
+                command = const core::mem::offset_of!($crate::process::Gate, command),
+                cursor = const core::mem::offset_of!($crate::threads::Thread, cursor),
+                word = const core::mem::offset_of!($crate::threads::Thread, word),
+                generation = const core::mem::offset_of!($crate::threads::Thread, generation),
+                event_bytes = const callsight_format::EVENT_BYTES,
+                pause = const callsight_format::COMMAND_PAUSE,
+                kind = const $kind,
+            )
+        }
+    };
+}
+pub(crate) use hook;
 
 /// Address that the global offset table has for a symbol; 0 for a weak one that is nowhere.
 macro_rules! got_address {

@@ -18,16 +18,18 @@ mod state;
 use segment::{NO_SEGMENT, count_events};
 use state::{State, Stop};
 
+pub use state::{has_space, make_directories};
+
 use crate::bytes::{Held, Lock, Shared};
-use crate::hook::{self, Window};
 use crate::sys;
 use crate::threads::{self, Slot, Thread};
+use crate::window::{self, Window};
 use crate::{clock, config, notes};
 
 /// Bytes of a window.
 pub const WINDOW_BYTES: usize = FILE_WINDOW_BYTES;
 /// First and largest step by which a segment grows.
-const FIRST_STEP_BYTES: usize = 4 * WINDOW_BYTES;
+const FIRST_STEP_BYTES: usize = 2 * WINDOW_BYTES;
 const LARGEST_STEP_BYTES: usize = 1 << 20;
 /// Address space of a segment where its size is not limited.
 const UNLIMITED_SEGMENT_BYTES: u64 = 4 << 30;
@@ -59,6 +61,8 @@ pub const NOTE_COUNT_OFFSET: usize = core::mem::offset_of!(callsight_format::Eve
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// Nothing more is stored.
 static STOPPED: AtomicBool = AtomicBool::new(false);
+/// The file of a segment is shorter than what is stored in its map.
+static SEGMENT_CUT: AtomicBool = AtomicBool::new(false);
 /// Cause of losses since then.
 static STOP_CAUSE: AtomicU32 = AtomicU32::new(0);
 /// Losses of threads without a place of their own, and where they are counted.
@@ -94,6 +98,7 @@ pub fn after_fork() {
     state.reserve_end = 0;
     state.closed_end = 0;
     STOPPED.store(false, Relaxed);
+    SEGMENT_CUT.store(false, Relaxed);
     CLOSED.store(false, Relaxed);
     SHARED_LOST.store(0, Relaxed);
     SHARED_LOSS_WORD.store(0, Relaxed);
@@ -103,6 +108,7 @@ pub fn after_fork() {
 ///
 /// # Errors
 /// Why nothing more is stored.
+#[inline(never)]
 pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
     let stopped = || Some(Cause::from_number(STOP_CAUSE.load(Relaxed)).unwrap_or(Cause::Io));
     if STOPPED.load(Acquire) {
@@ -115,6 +121,10 @@ pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
     if lock.state().closed_end != 0 {
         return Err(None);
     }
+    if SEGMENT_CUT.swap(false, AcqRel) {
+        lock.state().stop_after_cut(thread.tid());
+        return Err(stopped());
+    }
     lock.state().next_window(thread.tid()).map_err(|stop| {
         lock.state().stop(thread.tid(), &stop);
         stopped()
@@ -122,6 +132,7 @@ pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
 }
 
 /// The thread has the window at `first`, and is done with the one before.
+#[inline(never)]
 pub fn opened(thread: &Thread, first: usize) {
     if let Some(slot) = slot_of(thread) {
         let in_vain = leave_evicted(slot);
@@ -206,6 +217,12 @@ pub fn begin_note(thread: &Thread, cause: Cause, events: u64, ts: u64) -> Option
     state.begin_loss_note(tid, &note)
 }
 
+/// A store into a segment met no file. Called in a handler of a signal; whoever asks for the next
+/// window brings it to the data.
+pub fn segment_was_cut() {
+    SEGMENT_CUT.store(true, Release);
+}
+
 /// `TRACE_MAX` is used up: recording stops.
 pub fn stop_at_limit(thread: &Thread) {
     if STOPPED.load(Acquire) {
@@ -221,16 +238,22 @@ pub fn stop_at_limit(thread: &Thread) {
 /// closing anchor as the last record. Signals are blocked and hooks go the slow way.
 pub fn close() {
     let mut lock = Locked::take();
-    close_segments(lock.state());
+    if close_segments(lock.state()).is_err() {
+        lock.state().stop_after_cut(sys::gettid());
+        let _ = close_segments(lock.state());
+    }
     // The reserve is cut off: what is lost from now on is counted in the notes that are there.
     lock.state().reserve = 0;
     CLOSED.store(true, Release);
 }
 
-fn close_segments(state: &mut State) {
+/// The current segment's file is shorter than it was made.
+struct CutShort;
+
+fn close_segments(state: &mut State) -> Result<(), CutShort> {
     let tid = sys::gettid();
     let (ticks, ns) = clock::anchor();
-    let Some(current) = state.current().copied() else { return };
+    let Some(current) = state.current().copied() else { return Ok(()) };
     let mut end = current.base + current.next;
     for slot in threads::slots() {
         let window = slot.window.load(Acquire);
@@ -241,7 +264,7 @@ fn close_segments(state: &mut State) {
             if window + WINDOW_BYTES == end && slot.tid.load(Relaxed) == tid {
                 end = used;
             } else {
-                hook::pad(used, window + WINDOW_BYTES, ticks, hook::marker_tail(tid));
+                window::pad(used, window + WINDOW_BYTES, ticks, window::marker_tail(tid));
             }
         }
     }
@@ -250,28 +273,34 @@ fn close_segments(state: &mut State) {
     }
     let in_vain: u64 = threads::slots().map(leave_evicted).sum();
     let in_vain = in_vain + core::mem::take(&mut state.stored_in_vain);
-    let Some(segment) = state.current() else { return };
+    let Some(segment) = state.current() else { return Ok(()) };
     if end + CLOSING_RECORDS * EVENT_BYTES > segment.base + segment.allocated {
-        return;
+        return Ok(());
     }
     if in_vain > 0 {
-        hook::put_marker(end, tid, ticks, MARK_WRAP, in_vain);
+        window::put_marker(end, tid, ticks, MARK_WRAP, in_vain);
         end += EVENT_BYTES;
     }
     notes::stop(StopReason::End, b"", &mut |func, site| {
-        hook::put_marker(end, tid, ticks, func, site);
+        window::put_marker(end, tid, ticks, func, site);
         end += EVENT_BYTES;
         true
     });
     if clock::is_ticks() {
-        hook::put_marker(end, tid, ticks, MARK_CLOCK, ns);
+        window::put_marker(end, tid, ticks, MARK_CLOCK, ns);
         end += EVENT_BYTES;
     }
     let bytes = end - segment.base;
-    if segment.reopen().and_then(|file| file.truncate(bytes)).is_ok() {
+    let Ok(file) = segment.reopen() else { return Ok(()) };
+    if file.stat().is_ok_and(|stat| stat.size < segment.allocated as u64) {
+        // Lengthened again it would look whole.
+        return Err(CutShort);
+    }
+    if file.truncate(bytes).is_ok() {
         segment.allocated = bytes;
         state.closed_end = bytes;
     }
+    Ok(())
 }
 
 /// Behind the last event of a window.
@@ -311,7 +340,7 @@ fn append(state: &mut State, tid: u32, event: [u64; 4]) -> Option<()> {
     let anchored = clock::is_ticks();
     let at = if anchored { end - EVENT_BYTES } else { end };
     let (ticks, ns) = clock::anchor();
-    let records = [event, [ticks, MARK_CLOCK, ns, hook::marker_tail(tid)]];
+    let records = [event, [ticks, MARK_CLOCK, ns, window::marker_tail(tid)]];
     let bytes = if anchored { 2 * EVENT_BYTES } else { EVENT_BYTES };
     // SAFETY: two records are 64 bytes.
     let raw = unsafe { core::slice::from_raw_parts(records.as_ptr().cast::<u8>(), bytes) };

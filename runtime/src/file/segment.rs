@@ -8,6 +8,7 @@ use callsight_format::{
 
 use super::{LARGEST_STEP_BYTES, WINDOW_BYTES};
 use crate::bytes::Text;
+use crate::guard::{self, Holds};
 use crate::sys::{self, Fd, O_NOFOLLOW, O_RDWR};
 use crate::{config, process, threads};
 
@@ -49,6 +50,7 @@ impl Segment {
                 .and_then(|base| file.map(base, self.limit, 0));
             match mapped {
                 Ok(base) => {
+                    guard::cover(base, self.limit, Holds::Segment);
                     self.base = base;
                     return Ok(());
                 }

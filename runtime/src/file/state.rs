@@ -13,8 +13,9 @@ use super::{
     REMEMBERED, STOP_CAUSE, STOPPED, UNLIMITED_SEGMENT_BYTES, WINDOW_BYTES,
 };
 use crate::bytes::Text;
-use crate::hook::{self, Window};
+use crate::guard;
 use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
+use crate::window::{self, Window};
 use crate::{clock, config, notes, process, threads};
 
 pub(super) struct State {
@@ -72,9 +73,7 @@ impl State {
                 && stop.marker == MARK_NO_SPACE
             {
                 // Little room is still room enough to say so.
-                if let Ok(unused) = self.open_segment_of(tid, 2 * WINDOW_BYTES, Floor::Ignored) {
-                    hook::pad(unused.first, unused.end, clock::now(), hook::marker_tail(tid));
-                }
+                self.open_segment_for_words(tid);
             }
             return opened;
         }
@@ -143,7 +142,7 @@ impl State {
         if lost_events == 0 {
             return Ok(window);
         }
-        hook::put_marker(window.first, tid, clock::now(), MARK_WRAP, lost_events);
+        window::put_marker(window.first, tid, clock::now(), MARK_WRAP, lost_events);
         Ok(Window { first: window.first + EVENT_BYTES, end: window.end })
     }
 
@@ -184,7 +183,7 @@ impl State {
             let Some(mut segment) = self.segments.get(index).copied() else { break };
             let old = index + KEPT_MAPPED < self.count;
             if old && segment.base != 0 && !segment.is_written() && !config::get().wrap {
-                sys::unmap(segment.base, segment.limit);
+                guard::unmap(segment.base, segment.limit);
                 segment.base = 0;
             }
             let crowded = self.count >= REMEMBERED && index == 0;
@@ -215,7 +214,7 @@ impl State {
             slot.evicted.store(counted + 1, Release);
         }
         if !oldest.is_written() {
-            sys::unmap(oldest.base, oldest.limit);
+            guard::unmap(oldest.base, oldest.limit);
         }
         for index in 1..self.count {
             let next = self.segments.get(index).copied().unwrap_or(NO_SEGMENT);
@@ -231,6 +230,22 @@ impl State {
     /// gives its first window.
     pub(super) fn open_segment(&mut self, tid: u32) -> Result<Window, Stop> {
         self.open_segment_of(tid, FIRST_STEP_BYTES, Floor::Kept)
+    }
+
+    /// The same, only for what is said at the end.
+    fn open_segment_for_words(&mut self, tid: u32) {
+        if let Ok(unused) = self.open_segment_of(tid, 2 * WINDOW_BYTES, Floor::Ignored) {
+            window::pad(unused.first, unused.end, clock::now(), window::marker_tail(tid));
+        }
+    }
+
+    /// Ends recording because a segment's file was cut short, or cannot be written. In the next
+    /// segment it stands how long the one before has to be, and how many events are lost from
+    /// here on.
+    pub(super) fn stop_after_cut(&mut self, tid: u32) {
+        self.open_segment_for_words(tid);
+        self.forget_old();
+        self.stop(tid, &Stop::io(sys::EIO));
     }
 
     /// The same with `bytes` at first.
@@ -308,7 +323,7 @@ impl State {
         let mut full = None;
         let mut put = |func, site| match self.head_slot() {
             Ok(slot) => {
-                hook::put_marker(slot, tid, clock::now(), func, site);
+                window::put_marker(slot, tid, clock::now(), func, site);
                 true
             }
             Err(stop) => {
@@ -350,7 +365,7 @@ impl State {
             let end = segment.base + segment.allocated;
             if reserve + WINDOW_BYTES <= end {
                 segment.next = reserve + WINDOW_BYTES - segment.base;
-                hook::put_marker(reserve, tid, clock::now(), stop.marker, stop.payload);
+                window::put_marker(reserve, tid, clock::now(), stop.marker, stop.payload);
                 self.reserve = reserve + EVENT_BYTES;
                 self.reserve_end = reserve + WINDOW_BYTES;
             }
@@ -368,7 +383,7 @@ impl State {
         }
         let mut at = start;
         notes::loss(note, &mut |func, site| {
-            hook::put_marker(at, tid, clock::now(), func, site);
+            window::put_marker(at, tid, clock::now(), func, site);
             at += EVENT_BYTES;
             true
         });
@@ -377,18 +392,19 @@ impl State {
     }
 }
 /// Refuses to go below `TRACE_MIN_FREE_MB`.
-pub(super) fn check_space(file: &Fd, step: usize) -> Result<(), Stop> {
+fn check_space(file: &Fd, step: usize) -> Result<(), Stop> {
+    if has_space(file, step) { Ok(()) } else { Err(Stop::io(sys::ENOSPC)) }
+}
+
+/// Whether `TRACE_MIN_FREE_MB` lets a file grow by `step` bytes.
+pub fn has_space(file: &Fd, step: usize) -> bool {
     let floor = config::get().min_free_bytes;
-    match file.free_bytes() {
-        Some(free) if floor > 0 && free < floor.saturating_add(step as u64) => {
-            Err(Stop::io(sys::ENOSPC))
-        }
-        _ => Ok(()),
-    }
+    let left = |free: u64| free >= floor.saturating_add(step as u64);
+    floor == 0 || file.free_bytes().is_none_or(left)
 }
 
 /// Makes the capture directory and its parents; what fails shows when the file is opened.
-pub(super) fn make_directories() {
+pub fn make_directories() {
     let directory = config::get().directory.as_bytes();
     let mut path = Text::<520>::new();
     for (at, &byte) in directory.iter().enumerate() {

@@ -13,8 +13,10 @@ use super::{
     BASE, LAYOUT, base, control, free_bits, header, layout, total_dropped, word32, word64, writer,
 };
 use crate::bytes::Text;
+use crate::guard::{self, Holds};
 use crate::process::{self, Sink};
 use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
+use crate::threads::{self, Slot};
 use crate::{clock, config, proc_fs, stream};
 
 /// A ring file that was opened and mapped.
@@ -42,7 +44,8 @@ pub fn attach() -> Result<Sink, &'static [u8]> {
         if attach_to(&mapped)? {
             return Ok(Sink::Ring);
         }
-        sys::unmap(mapped.base, RingLayout::of(u64::from(mapped.capacity)).total_bytes as usize);
+        let bytes = RingLayout::of(u64::from(mapped.capacity)).total_bytes;
+        guard::unmap(mapped.base, bytes as usize);
         sys::sleep_ns(1_000_000);
     }
     Err(b"it is closed and keeps its name; remove it")
@@ -162,6 +165,7 @@ fn open_or_create() -> Result<Mapped, &'static [u8]> {
     for _ in 0..100 {
         match Fd::open(path, O_RDWR | O_NOFOLLOW, 0) {
             Ok(file) => return map_existing(&file),
+            Err(sys::ENOENT) if take_spare(path, name) => {}
             Err(sys::ENOENT) => {
                 if let Some(mapped) = create(path)? {
                     return Ok(mapped);
@@ -172,6 +176,25 @@ fn open_or_create() -> Result<Mapped, &'static [u8]> {
     }
     Err(b"it comes and goes")
 }
+
+/// Gives the spare ring that a waiting drain has made ([`SPARE_PREFIX`]) the name `path`, if it is
+/// what this process would make: to make one takes milliseconds, because all of its memory has to be
+/// there. Whether it could be taken; what it holds is then checked like that of any other ring.
+fn take_spare(path: &[u8], name: &[u8]) -> bool {
+    let mut spare = Text::<320>::new();
+    spare.push(b"/dev/shm/").push(SPARE_PREFIX).push(name);
+    let Some(spare) = spare.terminated() else { return false };
+    let Ok(file) = Fd::open(spare, O_RDWR | O_NOFOLLOW, 0) else { return false };
+    let whole = file.stat().is_ok_and(|stat| {
+        let is_ours = stat.uid == sys::geteuid() && stat.mode & 0o077 == 0;
+        // Without holes: a full /dev/shm must never meet a store.
+        is_ours && stat.size == asked_bytes() && stat.blocks * 512 >= stat.size
+    });
+    whole && sys::rename(spare, path).is_ok()
+}
+
+/// How the name of a spare ring begins; the ring's name follows.
+const SPARE_PREFIX: &[u8] = b".callsight-spare-";
 
 /// Checks a ring that is already there.
 fn map_existing(file: &Fd) -> Result<Mapped, &'static [u8]> {
@@ -211,7 +234,7 @@ fn map_existing(file: &Fd) -> Result<Mapped, &'static [u8]> {
     // SAFETY: the control block is inside the map.
     let control = unsafe { control(base).read_volatile() };
     if seen.version == RING_VERSION && !layout.agrees_with(&seen, &control) {
-        sys::unmap(base, bytes as usize);
+        guard::unmap(base, bytes as usize);
         return Err(b"its header contradicts itself");
     }
     Ok(Mapped { base, version: seen.version, capacity: seen.capacity })
@@ -223,23 +246,17 @@ fn page_align(layout: &RingLayout) -> usize {
 
 fn map(file: &Fd, bytes: u64, align: usize) -> Result<usize, &'static [u8]> {
     let bytes = (bytes as usize).next_multiple_of(align);
-    sys::reserve_addresses(bytes, align)
+    let base = sys::reserve_addresses(bytes, align)
         .and_then(|base| file.map(base, bytes, 0))
-        .map_err(|_| &b"it cannot be mapped"[..])
+        .map_err(|_| &b"it cannot be mapped"[..])?;
+    guard::cover(base, bytes, Holds::Ring);
+    Ok(base)
 }
 
 /// Makes a ring under another name and gives it the right one when it is whole. `Ok(None)` when
 /// somebody else was quicker.
 fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
-    let config = config::get();
-    let asked = if config.ring_bytes == 0 { RING_DEFAULT_BYTES } else { config.ring_bytes };
-    let layout = RingLayout::of(asked);
-    let is_stream = config.ring_version == RING_VERSION_STREAM;
-    let bytes = if is_stream {
-        RING_HEADER_BYTES as u64 + u64::from(layout.capacity)
-    } else {
-        layout.total_bytes
-    };
+    let (config, layout, bytes) = (config::get(), asked_layout(), asked_bytes());
     let mut unborn = Text::<320>::new();
     unborn
         .push(b"/dev/shm/")
@@ -257,12 +274,26 @@ fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
         initialise(base, &layout, config.ring_version);
         let named = sys::link(unborn, path).is_ok();
         if !named {
-            sys::unmap(base, bytes as usize);
+            guard::unmap(base, bytes as usize);
         }
         named.then_some(Mapped { base, version: config.ring_version, capacity: layout.capacity })
     });
     sys::unlink(unborn);
     named
+}
+
+/// The layout that `TRACE_SHM_SIZE` asks for.
+fn asked_layout() -> RingLayout {
+    let asked = config::get().ring_bytes;
+    RingLayout::of(if asked == 0 { RING_DEFAULT_BYTES } else { asked })
+}
+
+/// Bytes of such a ring.
+fn asked_bytes() -> u64 {
+    match config::get().ring_version {
+        RING_VERSION_STREAM => RING_HEADER_BYTES as u64 + u64::from(asked_layout().capacity),
+        _ => asked_layout().total_bytes,
+    }
 }
 
 /// Fills the header of a new, zeroed ring.
@@ -292,6 +323,11 @@ fn initialise(base: usize, layout: &RingLayout, version: u32) {
     }
 }
 
+fn has_dropped(place: &Slot) -> bool {
+    let slot = place.ring_slot.load(Relaxed);
+    slot > 0 && total_dropped(writer(slot - 1)) > 0
+}
+
 /// The process ends its recording. Its pages stay where they are; the drain takes them over when
 /// the process is gone.
 pub fn detach() {
@@ -306,11 +342,13 @@ pub fn detach() {
             && field!(word64, entry, start).load(Relaxed) == me.start
             && field!(word32, entry, state).load(Relaxed) == PROCESS_ATTACHED
     });
-    let mut lost = field!(word64, control(base), no_slot).load(Relaxed);
-    for slot in 0..layout().slot_count {
-        lost = lost.wrapping_add(total_dropped(writer(slot)));
+    let no_slot = field!(word64, control(base), no_slot).load(Relaxed);
+    if no_slot > 0 || threads::slots().any(has_dropped) {
+        // 2048 slots: not for nothing.
+        let lost = (0..layout().slot_count)
+            .fold(no_slot, |sum, slot| sum.wrapping_add(total_dropped(writer(slot))));
+        field!(word64, header(base), dropped).fetch_max(lost, Relaxed);
     }
-    field!(word64, header(base), dropped).fetch_max(lost, Relaxed);
     if let Some(entry) = mine {
         field!(word32, entry, state).store(PROCESS_DETACHED, Release);
         field!(word32, header(base), writers).fetch_sub(1, AcqRel);

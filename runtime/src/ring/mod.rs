@@ -5,6 +5,7 @@
 //! file; indices out of the map are checked against it. Storing events makes no system call;
 //! only attaching and detaching take a lock.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use callsight_format::{
@@ -15,9 +16,9 @@ use callsight_format::{
 
 use crate::arch;
 use crate::bytes::Shared;
-use crate::hook::Window;
 use crate::process;
 use crate::threads::{Slot, Thread};
+use crate::window::Window;
 
 /// Where the ring is mapped; 0 while it is not.
 static BASE: AtomicUsize = AtomicUsize::new(0);
@@ -56,6 +57,12 @@ fn base() -> usize {
     BASE.load(Relaxed)
 }
 
+/// Where the ring says record, pause or stop.
+pub fn command_address() -> usize {
+    // SAFETY: only the address is taken.
+    unsafe { &raw const (*control(base())).command as usize }
+}
+
 /// The field `$field` of the structure at `$at`, as an atomic word.
 macro_rules! field {
     ($word:ident, $at:expr, $field:ident) => {{
@@ -92,10 +99,11 @@ fn writer(slot: u32) -> *const RingWriter {
 }
 
 /// The writer slot of a thread; `None` when it has none.
-fn writer_of(thread: &Thread) -> Option<(u32, *const RingWriter)> {
+#[inline(always)]
+fn writer_of(thread: &Thread) -> Option<*const RingWriter> {
     // SAFETY: a place in a static table, or null.
-    let slot = unsafe { thread.slot.as_ref() }?.ring_slot.load(Relaxed);
-    (slot > 0).then(|| (slot - 1, writer(slot - 1)))
+    let writer = unsafe { thread.slot.as_ref() }?.ring_writer.load(Relaxed);
+    (writer != 0).then_some(writer as *const RingWriter)
 }
 
 /// Gives a thread its writer slot: that of the thread whose place it took, else a free one.
@@ -103,8 +111,12 @@ pub fn adopt(place: &Slot, tid: u32) {
     let me = process::identity();
     let inherited = place.ring_slot.load(Relaxed);
     if inherited > 0 {
-        retire_inherited(inherited - 1);
-        field!(word32, writer(inherited - 1), tid).store(tid, Release);
+        let writer = writer(inherited - 1);
+        retire_inherited(place, inherited - 1);
+        let lost = place.ring_lost.load(Relaxed);
+        place.ring_begin.store(place.ring_stored.load(Relaxed).wrapping_add(lost), Relaxed);
+        place.ring_begin_lost.store(lost, Relaxed);
+        field!(word32, writer, tid).store(tid, Release);
         return;
     }
     for slot in 0..layout().slot_count {
@@ -114,13 +126,19 @@ pub fn adopt(place: &Slot, tid: u32) {
             field!(word64, writer, start).store(me.start, Relaxed);
             field!(word32, writer, tid).store(tid, Release);
             place.ring_slot.store(slot + 1, Relaxed);
+            place.ring_writer.store(writer as usize, Relaxed);
+            place.ring_begin.store(0, Relaxed);
+            place.ring_begin_lost.store(0, Relaxed);
+            let (lost, emitted) = (total_dropped(writer), field!(word64, writer, emitted));
+            place.ring_lost.store(lost, Relaxed);
+            place.ring_stored.store(emitted.load(Relaxed).wrapping_sub(lost), Relaxed);
             return;
         }
     }
 }
 
 /// Leaves the page of a thread that is gone to the drain.
-fn retire_inherited(slot: u32) {
+fn retire_inherited(place: &Slot, slot: u32) {
     let writer = writer(slot);
     let held = field!(word32, writer, page).load(Relaxed);
     if held == 0 || held > layout().page_count {
@@ -140,7 +158,7 @@ fn retire_inherited(slot: u32) {
         used -= EVENT_BYTES;
     }
     let records = ((used - PAGE_HEADER_BYTES) / EVENT_BYTES) as u64;
-    field!(word64, writer, emitted).fetch_add(records, Relaxed);
+    count_stored(place, writer, records);
     field!(word32, writer, page).store(0, Relaxed);
     if owner.compare_exchange(mine, mine | PAGE_RETIRED, AcqRel, Relaxed).is_ok() {
         field!(word64, header(base()), head).fetch_add((used - PAGE_HEADER_BYTES) as u64, Relaxed);
@@ -152,9 +170,7 @@ fn dropped(writer: *const RingWriter, cause: Cause) -> &'static AtomicU64 {
     word64(first.wrapping_add(1 + cause as usize % RING_CAUSES))
 }
 
-const _: () = assert!(
-    core::mem::offset_of!(RingWriter, dropped) == 8 + core::mem::offset_of!(RingWriter, emitted)
-);
+const _: () = assert!(offset_of!(RingWriter, dropped) == 8 + offset_of!(RingWriter, emitted));
 
 fn total_dropped(writer: *const RingWriter) -> u64 {
     (0..RING_CAUSES as u32)
@@ -166,6 +182,7 @@ fn total_dropped(writer: *const RingWriter) -> u64 {
 ///
 /// # Errors
 /// Why there is none; `None` while recording is paused.
+#[inline(always)]
 pub fn claim(thread: &mut Thread, at: usize) -> Result<Window, Option<Cause>> {
     let claimed = try_claim(thread, at);
     if claimed.is_err() && at != 0 {
@@ -174,42 +191,43 @@ pub fn claim(thread: &mut Thread, at: usize) -> Result<Window, Option<Cause>> {
     claimed
 }
 
+#[inline(always)]
 fn try_claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
     match field!(word32, control(base()), command).load(Relaxed) {
         COMMAND_RECORD => {}
-        COMMAND_PAUSE => return Err(None),
+        COMMAND_PAUSE => {
+            process::pause();
+            return Err(None);
+        }
         _ => return Err(Some(Cause::Stopped)),
     }
-    let (slot, writer) = writer_of(thread).ok_or(Some(Cause::NoSlot))?;
-    let index = take_free_page(u64::from(slot) + 1).ok_or(Some(Cause::Full))?;
-    let page = page(index);
-    let lost = total_dropped(writer);
-    let first = match previous(at) {
-        None => field!(word64, writer, emitted).load(Relaxed),
-        Some(previous) => {
-            let records = ((page_bytes() - PAGE_HEADER_BYTES) / EVENT_BYTES) as u64;
-            let lost_before = field!(word64, previous, lost_total).load(Relaxed);
-            let first = field!(word64, previous, first).load(Relaxed);
-            first.wrapping_add(records).wrapping_add(lost.wrapping_sub(lost_before))
-        }
-    };
-    fill_page_header(page, thread, writer, first, lost);
+    let writer = writer_of(thread).ok_or(Some(Cause::NoSlot))?;
+    // SAFETY: `writer_of` found its place, which is never freed.
+    let place = unsafe { &*thread.slot };
+    let page = take_free_page(u64::from(place.ring_slot.load(Relaxed))).ok_or(Some(Cause::Full))?;
+    let in_page = if at == 0 { 0 } else { (page_bytes() - PAGE_HEADER_BYTES) / EVENT_BYTES };
+    let stored = place.ring_stored.load(Relaxed).wrapping_add(in_page as u64);
+    fill_page_header(page, thread, place, writer, stored);
     let start = page as usize;
     Ok(Window { first: start + PAGE_HEADER_BYTES, end: start + page_bytes() })
 }
 
 /// Gives the full page that ends at `at` to the drain although there is no other: else as many
 /// threads as there are pages would wait for each other for ever.
+#[cold]
+#[inline(never)]
 fn leave(thread: &mut Thread, at: usize) {
-    let (Some((_, writer)), Some(page)) = (writer_of(thread), previous(at)) else { return };
+    let (Some(writer), Some(page)) = (writer_of(thread), previous(at)) else { return };
     let bytes = page_bytes() - PAGE_HEADER_BYTES;
-    let emitted = field!(word64, writer, emitted);
+    let records = (bytes / EVENT_BYTES) as u64;
+    // SAFETY: `writer_of` found its place, which is never freed.
+    let place = unsafe { &*thread.slot };
     // Added first: a signal handler that finds no page numbers its records from here.
-    emitted.fetch_add((bytes / EVENT_BYTES) as u64, Relaxed);
+    count_stored(place, writer, records);
     // SAFETY: the cursor is this thread's.
     if unsafe { arch::swap_if_same(&raw mut thread.cursor, at, 0) } != at {
         // A handler has opened the next page meanwhile, and left this one.
-        emitted.fetch_sub((bytes / EVENT_BYTES) as u64, Relaxed);
+        count_stored(place, writer, records.wrapping_neg());
         return;
     }
     field!(word32, writer, page).store(0, Relaxed);
@@ -225,15 +243,18 @@ fn previous(at: usize) -> Option<*const PageHeader> {
 fn fill_page_header(
     page: *const PageHeader,
     thread: &Thread,
+    place: &Slot,
     writer: *const RingWriter,
-    first: u64,
-    lost: u64,
+    stored: u64,
 ) {
     let me = process::identity();
     field!(word32, page, tid).store(thread.tid(), Relaxed);
     field!(word64, page, start).store(me.start, Relaxed);
-    field!(word64, page, first).store(first, Relaxed);
+    let lost = place.ring_lost.load(Relaxed);
+    field!(word64, page, first).store(stored.wrapping_add(lost), Relaxed);
     field!(word64, page, lost_total).store(lost, Relaxed);
+    field!(word64, page, begin).store(place.ring_begin.load(Relaxed), Relaxed);
+    field!(word64, page, begin_lost).store(place.ring_begin_lost.load(Relaxed), Relaxed);
     let causes = [Cause::Full, Cause::Reentrant, Cause::Fork, Cause::Torn];
     for (index, cause) in causes.into_iter().enumerate() {
         let at = field!(word64, page, first) as *const AtomicU64 as *const u32;
@@ -243,31 +264,30 @@ fn fill_page_header(
     field!(word32, page, pid).store(me.pid, Release);
 }
 
-const _: () = assert!(
-    core::mem::offset_of!(PageHeader, lost_before) == 8 + core::mem::offset_of!(PageHeader, first)
-);
+const _: () = assert!(offset_of!(PageHeader, lost_before) == 8 + offset_of!(PageHeader, first));
 
 /// Finds a free page, the lowest one first: few pages in turn stay in the caches of both sides.
-fn take_free_page(owner: u64) -> Option<u32> {
-    let base = base();
-    let words = layout().page_count.div_ceil(64);
-    for word in 0..words {
+fn take_free_page(owner: u64) -> Option<*const PageHeader> {
+    let (base, layout) = (base(), *layout());
+    let first = base + layout.pages_offset as usize;
+    for word in 0..layout.page_count.div_ceil(64) {
         let bits = free_bits(base, word);
         let mut free = bits.load(Relaxed);
         while free != 0 {
             let bit = free.trailing_zeros();
             free &= free - 1;
             let index = word * 64 + bit;
-            if index >= layout().page_count {
+            if index >= layout.page_count {
                 break;
             }
-            let claimed = field!(word64, page(index), owner)
-                .compare_exchange(0, owner, AcqRel, Relaxed)
-                .is_ok();
+            let page = (first + ((index as usize) << layout.page_bytes.trailing_zeros()))
+                as *const PageHeader;
+            let claimed =
+                field!(word64, page, owner).compare_exchange(0, owner, AcqRel, Relaxed).is_ok();
             // Also when the claim failed: the bit was a hint, and it was wrong.
             bits.fetch_and(!(1 << bit), AcqRel);
             if claimed {
-                return Some(index);
+                return Some(page);
             }
         }
     }
@@ -285,38 +305,61 @@ pub fn give_back(first: usize) {
 
 /// The thread left the page that ends at `at` for the one whose events start at `first`.
 pub fn opened(thread: &Thread, at: usize, first: usize) {
-    let Some((_, writer)) = writer_of(thread) else { return };
+    let Some(writer) = writer_of(thread) else { return };
     let page = (first - PAGE_HEADER_BYTES) as *const PageHeader;
     field!(word32, writer, page).store(page_index(page as usize) + 1, Relaxed);
     if let Some(previous) = previous(at) {
         let bytes = page_bytes() - PAGE_HEADER_BYTES;
         let records = (bytes / EVENT_BYTES) as u64;
-        field!(word64, writer, emitted).fetch_add(records, Relaxed);
-        field!(word64, previous, owner).fetch_or(PAGE_RETIRED, Release);
+        // SAFETY: `writer_of` found its place, which is never freed.
+        count_stored(unsafe { &*thread.slot }, writer, records);
+        // Nobody else writes the owner of a page that is not retired: no locked instruction, which
+        // would wait for the stores before it.
+        let owner = field!(word64, previous, owner);
+        owner.store(owner.load(Relaxed) | PAGE_RETIRED, Release);
         field!(word64, header(base()), head).fetch_add(bytes as u64, Relaxed);
+    }
+}
+
+/// Adds to what a thread, which is the caller or gone, has stored in pages that it left.
+#[inline(always)]
+fn count_stored(place: &Slot, writer: *const RingWriter, records: u64) {
+    let place = core::ptr::from_ref(place).cast_mut().cast::<u8>();
+    // SAFETY: nobody else writes to either while the thread lives.
+    unsafe {
+        arch::add::<{ offset_of!(Slot, ring_stored) }>(place, records);
+        arch::add::<{ offset_of!(RingWriter, emitted) }>(writer as *mut u8, records);
     }
 }
 
 /// Counts an event for which there was no room.
 pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
-    let Some((_, writer)) = writer_of(thread) else {
+    let Some(writer) = writer_of(thread) else {
         field!(word64, control(base()), no_slot).fetch_add(1, Relaxed);
         return;
     };
+    field!(word64, writer, untold_last).store(ts, Relaxed);
+    // SAFETY: `writer_of` found its place, which is never freed.
+    unsafe { (*thread.slot).ring_lost.fetch_add(1, Relaxed) };
     dropped(writer, cause).fetch_add(1, Relaxed);
     let first = field!(word64, writer, untold_first);
     if first.load(Relaxed) == 0 {
-        first.store(ts, Relaxed);
+        first.store(ts.max(1), Relaxed);
     }
-    field!(word64, writer, untold_last).store(ts, Relaxed);
     field!(word64, writer, emitted).fetch_add(1, Relaxed);
+}
+
+/// Whether there is an [`untold`] loss.
+pub fn has_untold(thread: &Thread) -> bool {
+    writer_of(thread).is_some_and(|writer| field!(word64, writer, untold_first).load(Relaxed) != 0)
 }
 
 /// What this thread lost and its stream does not yet tell.
 pub fn untold(thread: &Thread) -> Option<LossNote> {
-    let (_, writer) = writer_of(thread)?;
+    let writer = writer_of(thread)?;
     let told = field!(word64, writer, told).load(Relaxed);
-    let events = total_dropped(writer).wrapping_sub(told);
+    // SAFETY: `writer_of` found its place, which is never freed.
+    let events = unsafe { (*thread.slot).ring_lost.load(Relaxed) }.wrapping_sub(told);
     let limit = dropped(writer, Cause::Budget).load(Relaxed) > 0;
     let cause = if limit { Cause::Budget } else { Cause::Full };
     (events > 0).then(|| LossNote {
@@ -329,8 +372,13 @@ pub fn untold(thread: &Thread) -> Option<LossNote> {
 
 /// The stream now tells of `events` more.
 pub fn told(thread: &Thread, events: u64) {
-    if let Some((_, writer)) = writer_of(thread) {
-        field!(word64, writer, untold_first).store(0, Relaxed);
-        field!(word64, writer, told).fetch_add(events, Release);
+    if let Some(writer) = writer_of(thread) {
+        let first = field!(word64, writer, untold_first);
+        first.store(0, Relaxed);
+        let told = field!(word64, writer, told).fetch_add(events, Release).wrapping_add(events);
+        if told != total_dropped(writer) && first.load(Relaxed) == 0 {
+            // A signal handler lost something between the note and this.
+            first.store(field!(word64, writer, untold_last).load(Relaxed).max(1), Relaxed);
+        }
     }
 }

@@ -1,0 +1,228 @@
+//! What the chunks of streams say of themselves → the sums that an account is made of.
+//!
+//! A stream says in the end how many records its ring emitted and dropped, and how many blocks it
+//! has sent; whoever stored it says what he dropped. Compared with what came, that tells what is
+//! missing, also where no later number shows it.
+
+use callsight_format::{
+    ByteOrder, CAUSES, Cause, END_BLOCKS, END_DONE, END_DROPPED, END_EMITTED, END_REASON,
+    END_SINK_DROPPED, Fields, LossNote, SINK_DROPPED, SINK_REASON,
+};
+use rustc_hash::FxHashMap;
+
+/// What the chunks of a group say, added up. In records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// That came, each once.
+    pub delivered: u64,
+    /// That came again, and were left out.
+    pub repeated: u64,
+    /// Missing by the writers' numbers, and told by no note.
+    pub gaps: u64,
+    /// Missing beyond those by what the ends of streams say: of blocks that never came, with
+    /// nothing of their writers behind them.
+    pub hidden: u64,
+    /// Still in the ring when the last drain was told to end.
+    pub left_in_ring: u64,
+    /// Emitted, as the ends say, less all that is accounted for.
+    pub unaccounted: i64,
+    /// Blocks missing by the drain's numbers.
+    pub missing_blocks: u64,
+    /// Dropped as the ends of the streams tell, by cause, less what their own notes tell.
+    pub untold: [u64; CAUSES],
+    /// Dropped as the last blocks of the writers tell, for the causes that blocks tell.
+    pub told_by_blocks: [u64; CAUSES],
+    /// Dropped by those who sent and stored the streams, by cause.
+    pub sinks: [Dropped; CAUSES],
+    /// Whether every stream has an end, which says what was emitted.
+    pub all_ended: bool,
+    /// Whether the last stream has neither an end nor the last word of a sink.
+    pub broken_off: bool,
+}
+
+/// What a sink dropped for a cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Enters and exits.
+    pub events: u64,
+    /// The records that they are, with the notes among them.
+    pub records: u64,
+}
+
+impl Ledger {
+    /// Adds what the last block of a writer says that it had dropped: `full`, `reentrant`, `fork`,
+    /// `torn`.
+    pub fn add_told_by_block(&mut self, lost: [u32; 4]) {
+        let causes = [Cause::Full, Cause::Reentrant, Cause::Fork, Cause::Torn];
+        for (cause, lost) in causes.into_iter().zip(lost) {
+            self.told_by_blocks[cause as usize] += u64::from(lost);
+        }
+    }
+}
+
+/// What came of a stream, and what its end says of it.
+#[derive(Default)]
+pub struct Stream {
+    /// Number of its last block.
+    pub last: u64,
+    /// Numbers of blocks that did not come; and of these, those right before the last block.
+    pub missing_blocks: u64,
+    /// See `missing_blocks`.
+    pub missed: u64,
+    /// Records that came in it, also those that another stream has.
+    pub came: u64,
+    /// Of these, in chunks without numbers.
+    pub unnumbered: u64,
+    /// Records that its own missing blocks explain.
+    pub gaps: u64,
+    /// Whether it is no stream of chunks: its records have no numbers, and say themselves how it
+    /// ended.
+    pub is_file_of_events: bool,
+    /// Dropped as its notes tell, by cause.
+    told: [u64; CAUSES],
+    end: Option<End>,
+    /// What was dropped where it was sent and where it was stored, in each file.
+    sinks: FxHashMap<(u32, u16), [Dropped; CAUSES]>,
+    /// Whether who stored it is done with it.
+    closed: bool,
+}
+
+/// The counts of the end of a stream: of the ring, less what earlier streams of it have and told.
+struct End {
+    done: bool,
+    emitted: Option<u64>,
+    dropped: [u64; CAUSES],
+}
+
+impl Stream {
+    /// Whether nothing has come of it.
+    pub fn is_empty(&self) -> bool {
+        self.last == 0 && self.came == 0 && self.end.is_none() && self.sinks.is_empty()
+    }
+
+    /// A note of losses came.
+    pub fn told(&mut self, loss: &LossNote) {
+        if let Some(cause) = Cause::from_number(loss.cause) {
+            let sum = &mut self.told[cause as usize];
+            *sum = sum.saturating_add(loss.events);
+        }
+    }
+
+    /// The next block came, which has a greater number than the last one.
+    pub fn block(&mut self, number: u64) {
+        self.missed = number - self.last - 1;
+        self.missing_blocks = self.missing_blocks.saturating_add(self.missed);
+        self.last = number;
+    }
+
+    /// The end came, in a file. One in which not all blocks are that came is none, and of several
+    /// the first one counts, but for what each file does not have.
+    pub fn end(&mut self, file: u32, fields: &[u8]) {
+        let le = ByteOrder::Little;
+        let word = |key| field(fields, key).and_then(|value| le.u64(value, 0));
+        let blocks = word(END_BLOCKS).unwrap_or(self.last);
+        if blocks < self.last {
+            return;
+        }
+        self.sinks.insert((file, END_SINK_DROPPED), dropped_by_sink(fields, END_SINK_DROPPED));
+        if self.end.is_some() {
+            return;
+        }
+        self.missing_blocks = self.missing_blocks.saturating_add(blocks - self.last);
+        self.last = blocks;
+        let reason = field(fields, END_REASON).and_then(|value| le.u32(value, 0));
+        let (emitted, dropped) = (word(END_EMITTED), dropped(fields, END_DROPPED));
+        self.end = Some(End { done: reason == Some(END_DONE), emitted, dropped });
+    }
+
+    /// What became of it in a file, so far or in the end.
+    pub fn sink(&mut self, file: u32, fields: &[u8]) {
+        let reason = field(fields, SINK_REASON).and_then(|value| ByteOrder::Little.u32(value, 0));
+        self.closed |= reason.is_some_and(|reason| reason != 0);
+        self.sinks.insert((file, SINK_DROPPED), dropped_by_sink(fields, SINK_DROPPED));
+    }
+
+    /// Adds what is known of it, to the sums over the streams before it.
+    pub fn settle(&self, ledger: &mut Ledger) {
+        ledger.missing_blocks = ledger.missing_blocks.saturating_add(self.missing_blocks);
+        ledger.broken_off = !self.is_file_of_events && !self.closed && self.end.is_none();
+        self.sinks.values().for_each(|sink| add(&mut ledger.sinks, sink));
+        ledger.left_in_ring = 0;
+        let Some(End { done, emitted: Some(emitted), dropped }) = &self.end else {
+            ledger.all_ended = false;
+            return;
+        };
+        for (untold, (all, told)) in ledger.untold.iter_mut().zip(dropped.iter().zip(&self.told)) {
+            *untold = untold.saturating_add(all.saturating_sub(*told));
+        }
+        let torn = Cause::Torn as usize;
+        let untold_torn = dropped[torn].saturating_sub(self.told[torn]);
+        let known = self.came.saturating_add(sum(dropped)).saturating_add(self.gaps);
+        let (missing, surplus) = (emitted.saturating_sub(known), known.saturating_sub(*emitted));
+        match (done, self.misses_nothing()) {
+            (true, true) => {
+                ledger.unaccounted = ledger.unaccounted.saturating_add_unsigned(missing);
+            }
+            (true, false) => ledger.hidden = ledger.hidden.saturating_add(missing),
+            // What is not here is in the ring still, but for what was dropped on the way.
+            (false, _) => {
+                let sinks = self.sinks.values().flatten().map(|dropped| dropped.records);
+                let dropped = sinks.fold(0, u64::saturating_add).saturating_sub(self.gaps);
+                let dropped = dropped.min(missing);
+                ledger.hidden = ledger.hidden.saturating_add(dropped);
+                ledger.left_in_ring = missing - dropped;
+            }
+        }
+        if *done {
+            // The drain's own notes are among the records without numbers.
+            let notes = surplus.min(self.unnumbered);
+            ledger.delivered -= notes;
+            // A gap may be of torn records, of which the drain told in a block that is missing.
+            let torn = untold_torn.min(self.gaps).min(surplus - notes);
+            ledger.gaps -= torn;
+            ledger.unaccounted = ledger.unaccounted.saturating_sub_unsigned(surplus - notes - torn);
+        }
+    }
+
+    /// Whether each chunk of it came; those without numbers may have been any.
+    fn misses_nothing(&self) -> bool {
+        self.missing_blocks == 0 && self.unnumbered == 0
+    }
+}
+
+/// The sum over all causes.
+pub fn sum(dropped: &[u64; CAUSES]) -> u64 {
+    dropped.iter().fold(0, |sum, events| sum.saturating_add(*events))
+}
+
+fn add(sums: &mut [Dropped; CAUSES], more: &[Dropped; CAUSES]) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        sum.events = sum.events.saturating_add(more.events);
+        sum.records = sum.records.saturating_add(more.records);
+    }
+}
+
+/// The counts by cause that stand under `key`.
+fn dropped(fields: &[u8], key: u16) -> [u64; CAUSES] {
+    dropped_by_sink(fields, key).map(|dropped| dropped.events)
+}
+
+/// The same with their records, where these are told; else they are as many.
+fn dropped_by_sink(fields: &[u8], key: u16) -> [Dropped; CAUSES] {
+    let le = ByteOrder::Little;
+    let mut dropped = [Dropped::default(); CAUSES];
+    for (_, value) in Fields(fields).filter(|(found, _)| *found == key) {
+        let cause = le.u32(value, 0).and_then(Cause::from_number);
+        if let (Some(cause), Some(events)) = (cause, le.u64(value, 4)) {
+            // Writers of a ring of version 2 number none.
+            let records = le.u64(value, 12).unwrap_or(0).max(events);
+            dropped[cause as usize] = Dropped { events, records };
+        }
+    }
+    dropped
+}
+
+/// The first field under `key`.
+pub fn field(fields: &[u8], key: u16) -> Option<&[u8]> {
+    Fields(fields).find(|(found, _)| *found == key).map(|(_, value)| value)
+}

@@ -1,0 +1,279 @@
+//! The numbers of blocks and records → what came twice, and what never came.
+//!
+//! A writer numbers its records, those it drops too, and says in each block how many it had
+//! dropped: what is missing beyond these was lost on the way. A drain numbers its blocks. Streams
+//! of one ring go on with the writers' numbers, and may hold again what an earlier one has.
+
+use std::collections::hash_map::Entry;
+
+use callsight_format::{BlockHeader, HELLO_STREAM, LossNote, STREAM_ID_BYTES};
+use rustc_hash::FxHashMap;
+
+use crate::ledger::{Ledger, Stream, field};
+
+/// Writers, and streams, that are told apart: more are of a damaged file.
+const MOST_WRITERS: usize = 1_000_000;
+
+/// A thread of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WriterId {
+    /// Its process.
+    pub pid: u32,
+    /// Start time of its process.
+    pub start: u64,
+    /// The thread.
+    pub tid: u32,
+}
+
+impl WriterId {
+    /// The writer of a block.
+    pub fn of(block: &BlockHeader) -> WriterId {
+        WriterId { pid: block.pid, start: block.start, tid: block.tid }
+    }
+}
+
+/// What the notes in a block say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// How many of its records are the drain's own notes.
+    pub notes: u32,
+    /// How many torn records these tell.
+    pub torn: u64,
+    /// Whether these tell what another drain has told.
+    pub told_before: bool,
+}
+
+/// What a block brings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// How many of its numbered records came before.
+    pub repeated: u64,
+    /// Records lost right before it, that no note tells.
+    pub lost: u64,
+    /// Whether it is the first that came of a life whose beginning did not.
+    pub beheaded: bool,
+    /// Whether blocks without numbers of records are missing right before it.
+    pub uncertain: bool,
+}
+
+/// One thread from its start to its end.
+#[derive(Clone, Copy, Default)]
+struct Life {
+    /// Number of the record that comes next.
+    next: u64,
+    /// Time of its first record, where that came.
+    begun: Option<u64>,
+    lost_total: u64,
+    lost: [u32; 4],
+    /// The last stream with a block of it, and the number behind that block.
+    stream: usize,
+    sent: u64,
+    /// Torn records told by the drain, not yet found missing.
+    torn: u64,
+}
+
+/// See the file's first lines.
+#[derive(Default)]
+pub struct Numbers {
+    lives: FxHashMap<WriterId, Life>,
+    streams: Vec<Stream>,
+    by_id: FxHashMap<[u8; STREAM_ID_BYTES], usize>,
+    by_file: FxHashMap<u32, usize>,
+    /// The stream that the next chunk is of.
+    current: usize,
+    /// Records of each thread that came without numbers.
+    unnumbered: FxHashMap<u32, u64>,
+    /// The last losses of writers that drains told, and in which stream that was first.
+    last_losses: FxHashMap<(WriterId, [u64; 4]), usize>,
+    ledger: Ledger,
+}
+
+impl Numbers {
+    /// The chunks of another file come next, of the stream that its header numbers.
+    pub fn file(&mut self, number: u32) {
+        self.current = match self.by_file.get(&number) {
+            Some(stream) => *stream,
+            None => self.add_stream(number),
+        };
+    }
+
+    /// Records without numbers come next, in a file that says itself how its stream ended.
+    pub fn file_of_events(&mut self, number: u32) {
+        self.file(number);
+        if let Some(stream) = self.streams.get_mut(self.current) {
+            stream.is_file_of_events = true;
+        }
+    }
+
+    fn add_stream(&mut self, file: u32) -> usize {
+        if self.streams.len() < MOST_WRITERS {
+            self.streams.push(Stream::default());
+        }
+        self.by_file.insert(file, self.streams.len() - 1);
+        self.streams.len() - 1
+    }
+
+    /// Who sends: the same stream may have come in several files.
+    pub fn hello(&mut self, file: u32, fields: &[u8]) {
+        let id = field(fields, HELLO_STREAM).and_then(|id| id.try_into().ok());
+        let Some(id) = id else { return };
+        match self.by_id.entry(id) {
+            Entry::Occupied(known) if *known.get() != self.current => {
+                // What was begun for the file is no stream.
+                self.streams.pop_if(|stream| stream.is_empty());
+                self.current = *known.get();
+                self.by_file.insert(file, self.current);
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(new) => {
+                new.insert(self.current);
+            }
+        }
+    }
+
+    /// A record came without a number: before the server had greeted.
+    pub fn unnumbered(&mut self, tid: u32) {
+        self.ledger.delivered += 1;
+        if let Some(stream) = self.streams.get_mut(self.current) {
+            stream.came += 1;
+            stream.unnumbered += 1;
+        }
+        if self.unnumbered.len() < MOST_WRITERS || self.unnumbered.contains_key(&tid) {
+            *self.unnumbered.entry(tid).or_default() += 1;
+        }
+    }
+
+    /// A note of losses came, perhaps again.
+    pub fn told(&mut self, loss: &LossNote) {
+        if let Some(stream) = self.streams.get_mut(self.current) {
+            stream.told(loss);
+        }
+    }
+
+    /// Whether another drain has told this last loss of a writer, and was killed or stopped before
+    /// it could take note of that.
+    pub fn told_before(&mut self, block: &BlockHeader, loss: &LossNote) -> bool {
+        if self.last_losses.len() >= MOST_WRITERS {
+            return false;
+        }
+        let key = (WriterId::of(block), [loss.cause.into(), loss.events, loss.first, loss.last]);
+        *self.last_losses.entry(key).or_insert(self.current) != self.current
+    }
+
+    /// Whether a block of this number came in this stream, or a later one. Else this is it.
+    pub fn came_before(&mut self, block: &BlockHeader) -> bool {
+        let Some(stream) = self.streams.get_mut(self.current) else { return true };
+        if block.number <= stream.last {
+            self.ledger.repeated += u64::from(block.numbered);
+            return true;
+        }
+        stream.block(block.number);
+        false
+    }
+
+    /// Where a block belongs that has not come before; `None` when all that is in it has.
+    pub fn place(&mut self, block: &BlockHeader, heard: &Heard) -> Option<Placed> {
+        let records = u64::from(block.records.saturating_sub(heard.notes));
+        let stream = self.streams.get_mut(self.current)?;
+        stream.came += records;
+        let uncertain = stream.missed > 0 && block.numbered == 0 && block.calls > 0;
+        let mut placed = Placed { uncertain, ..Placed::default() };
+        if block.numbered > 0 {
+            placed = self.place_in_life(block, heard.torn);
+            self.ledger.repeated += placed.repeated;
+            self.ledger.gaps = self.ledger.gaps.saturating_add(placed.lost);
+        }
+        self.ledger.delivered += records.saturating_sub(placed.repeated);
+        let all_repeated = block.numbered > 0 && placed.repeated == u64::from(block.numbered);
+        let all_told = records == 0 && heard.told_before;
+        (!all_repeated && !all_told).then_some(placed)
+    }
+
+    fn place_in_life(&mut self, block: &BlockHeader, torn: u64) -> Placed {
+        let id = WriterId::of(block);
+        let most = self.lives.len() >= MOST_WRITERS;
+        let life = match self.lives.entry(id) {
+            Entry::Occupied(life) => life.into_mut(),
+            Entry::Vacant(_) if most => return Placed::default(),
+            Entry::Vacant(life) => life.insert(Life { stream: usize::MAX, ..Life::default() }),
+        };
+        let fresh = life.stream == usize::MAX || begins_anew(life, block, self.current);
+        if fresh {
+            self.ledger.add_told_by_block(life.lost);
+            *life = Life::default();
+        }
+        let goes_on = fresh || life.stream == self.current;
+        life.stream = self.current;
+        if block.first == 0 {
+            life.begun = Some(block.first_ts);
+        }
+        // Those that the writer's own count has come to hold explain their gaps there.
+        let counted = block.lost[3].saturating_sub(life.lost[3]);
+        life.torn = life.torn.saturating_add(torn).saturating_sub(counted.into());
+        let end = block.first.saturating_add(u64::from(block.numbered));
+        let repeated = life.next.saturating_sub(block.first).min(u64::from(block.numbered));
+        let gap = block.first.saturating_sub(life.next);
+        let told = block.lost_total.saturating_sub(life.lost_total);
+        let mut lost = gap.saturating_sub(told);
+        let torn = lost.min(life.torn);
+        life.torn -= torn;
+        lost -= torn;
+        // Those without numbers that came meanwhile, as of a drain that nobody greeted in time.
+        let before = match fresh || lost > 0 {
+            true => self.unnumbered.remove(&block.tid).unwrap_or(0),
+            false => 0,
+        };
+        lost = lost.saturating_sub(before);
+        // A gap between two streams is of the drain that was killed, as long as this one's blocks
+        // have all come.
+        let stream = &mut self.streams[self.current];
+        if goes_on || stream.missing_blocks > 0 {
+            stream.gaps = stream.gaps.saturating_add(lost);
+        }
+        life.sent = end;
+        if end > life.next {
+            life.next = end;
+            life.lost_total = block.lost_total;
+            life.lost = block.lost;
+        }
+        let beheaded = fresh && block.first > 0 && before == 0;
+        Placed { repeated, lost, beheaded, uncertain: false }
+    }
+
+    /// A stream is at its end, as this file has it.
+    pub fn end(&mut self, file: u32, fields: &[u8]) {
+        if let Some(stream) = self.streams.get_mut(self.current) {
+            stream.end(file, fields);
+        }
+    }
+
+    /// What became of the stream of a file where it was stored, so far or in the end.
+    pub fn sink(&mut self, file: u32, fields: &[u8]) {
+        if let Some(stream) = self.streams.get_mut(self.current) {
+            stream.sink(file, fields);
+        }
+    }
+
+    /// The sums, once all chunks of a group were seen.
+    pub fn finish(self) -> Ledger {
+        let mut ledger = self.ledger;
+        for life in self.lives.into_values() {
+            ledger.add_told_by_block(life.lost);
+        }
+        ledger.all_ended = true;
+        self.streams.iter().for_each(|stream| stream.settle(&mut ledger));
+        ledger
+    }
+}
+
+/// Whether a block begins another life of a thread id. Within a stream the numbers of a life only
+/// grow, and no record is sent twice but in a block of the same number; a drain that goes on for
+/// another one may begin with what that one has sent, in any number of blocks.
+fn begins_anew(life: &Life, block: &BlockHeader, stream: usize) -> bool {
+    let same_start = life.begun.is_none_or(|ts| ts == block.first_ts);
+    match block.first {
+        0 if life.stream == stream => life.sent > 0,
+        0 => !same_start,
+        first => first < life.sent && life.stream == stream,
+    }
+}

@@ -1,0 +1,182 @@
+//! Captures of version 3 made by hand: blocks of writers → chunks → files.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::mem::offset_of;
+
+use callsight_analysis::Report;
+use callsight_format::{
+    BlockHeader, ByteOrder, CHUNK_BLOCK, CHUNK_END, CHUNK_EVENTS, CHUNK_HELLO, CHUNK_SINK, Cause,
+    ChunkHeader, END_BLOCKS, END_DONE, END_DROPPED, END_EMITTED, END_REASON, END_SINK_DROPPED,
+    Event, FILE_VERSION_CHUNKS, FileHeader, HELLO_STREAM, Origin, SINK_DROPPED, SINK_REASON,
+    StopReason, crc32c,
+};
+
+use crate::packer::Packer;
+
+/// A thread of a process, with its numbers as it counts them.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer {
+    pub pid: u32,
+    pub tid: u32,
+    /// Number of its next record.
+    pub next: u64,
+    /// What it has dropped so far, as `full`.
+    pub dropped: u32,
+}
+
+impl Writer {
+    pub fn new(pid: u32, tid: u32) -> Writer {
+        Writer { pid, tid, next: 0, dropped: 0 }
+    }
+
+    /// It drops some.
+    pub fn drop(&mut self, records: u32) {
+        self.dropped += records;
+        self.next += u64::from(records);
+    }
+}
+
+/// What a drain sends, chunk by chunk.
+#[derive(Clone, Default)]
+pub struct Sender {
+    /// The chunks so far, the first one says who sends.
+    pub chunks: Vec<Vec<u8>>,
+    /// For each of them, how many numbered records are in it.
+    pub records: Vec<u64>,
+    blocks: u64,
+    /// What its sender did not send: cause, events, records.
+    pub not_sent: Vec<(Cause, u64, u64)>,
+}
+
+impl Sender {
+    /// A stream with this id.
+    pub fn new(id: u8) -> Sender {
+        let mut sender = Sender::default();
+        sender.add(CHUNK_HELLO, &field(HELLO_STREAM, &[id; 16]), 0);
+        sender
+    }
+
+    fn add(&mut self, kind: u32, raw: &[u8], records: u64) {
+        self.chunks.push(chunk(kind, raw));
+        self.records.push(records);
+    }
+
+    /// A block of `writer` with its next records, and notes of the drain behind them.
+    pub fn block(&mut self, writer: &mut Writer, records: &[Event], notes: &[Event]) {
+        self.blocks += 1;
+        let header = BlockHeader {
+            number: self.blocks,
+            pid: writer.pid,
+            start: u64::from(writer.pid) + 7,
+            tid: writer.tid,
+            first: writer.next,
+            lost_total: u64::from(writer.dropped),
+            lost: [writer.dropped, 0, 0, 0],
+            ..BlockHeader::default()
+        };
+        let mut packer = Packer::new(header);
+        records.iter().for_each(|event| packer.push(event, false));
+        notes.iter().for_each(|event| packer.push(event, true));
+        writer.next += records.len() as u64;
+        self.add(CHUNK_BLOCK, &packer.finish(), records.len() as u64);
+    }
+
+    /// Records as a server gets them that has not greeted yet.
+    pub fn raw(&mut self, records: &[Event]) {
+        let bytes: Vec<u8> =
+            records.iter().flat_map(|record| record.to_bytes(ByteOrder::Little)).collect();
+        self.add(CHUNK_EVENTS, &bytes, records.len() as u64);
+    }
+
+    /// A block of a ring of version 2, whose records have no numbers.
+    pub fn unnumbered_block(&mut self, tid: u32, records: &[Event]) {
+        self.blocks += 1;
+        let header = BlockHeader { number: self.blocks, tid, ..BlockHeader::default() };
+        let mut packer = Packer::new(header);
+        records.iter().for_each(|event| packer.push(event, false));
+        let mut block = packer.finish();
+        let numbered = offset_of!(BlockHeader, numbered);
+        block[numbered..numbered + 4].fill(0);
+        let crc = crc32c(&block[4..]);
+        block[..4].copy_from_slice(&crc.to_le_bytes());
+        self.add(CHUNK_BLOCK, &block, records.len() as u64);
+    }
+
+    /// All writers are gone.
+    pub fn end(&mut self, emitted: u64, dropped: &[(Cause, u64)]) {
+        self.end_with(END_DONE, emitted, dropped);
+    }
+
+    /// The stream ends.
+    pub fn end_with(&mut self, reason: u32, emitted: u64, dropped: &[(Cause, u64)]) {
+        let mut fields = field(END_REASON, &reason.to_le_bytes());
+        fields.extend(field(END_EMITTED, &emitted.to_le_bytes()));
+        fields.extend(field(END_BLOCKS, &self.blocks.to_le_bytes()));
+        fields.extend(counts(END_DROPPED, dropped));
+        fields.extend(sink_counts(END_SINK_DROPPED, &self.not_sent));
+        self.add(CHUNK_END, &fields, 0);
+    }
+
+    /// The sink that stored it says what it dropped.
+    pub fn sink(&mut self, reason: StopReason, dropped: &[(Cause, u64)]) {
+        self.add_sink(reason, &counts(SINK_DROPPED, dropped));
+    }
+
+    /// The same with how many records it dropped.
+    pub fn sink_with_records(&mut self, reason: StopReason, dropped: &[(Cause, u64, u64)]) {
+        self.add_sink(reason, &sink_counts(SINK_DROPPED, dropped));
+    }
+
+    fn add_sink(&mut self, reason: StopReason, dropped: &[u8]) {
+        let fields = [&field(SINK_REASON, &(reason as u32).to_le_bytes())[..], dropped].concat();
+        self.add(CHUNK_SINK, &fields, 0);
+    }
+
+    /// The file of stream `number` that holds all chunks.
+    pub fn file(&self, number: u32) -> Vec<u8> {
+        file(number, 0, &self.chunks)
+    }
+}
+
+fn counts(key: u16, dropped: &[(Cause, u64)]) -> Vec<u8> {
+    let value = |(cause, events): &(Cause, u64)| {
+        [&(*cause as u32).to_le_bytes()[..], &events.to_le_bytes()].concat()
+    };
+    dropped.iter().flat_map(|dropped| field(key, &value(dropped))).collect()
+}
+
+fn sink_counts(key: u16, dropped: &[(Cause, u64, u64)]) -> Vec<u8> {
+    let value = |(cause, events, records): &(Cause, u64, u64)| {
+        [&(*cause as u32).to_le_bytes()[..], &events.to_le_bytes(), &records.to_le_bytes()].concat()
+    };
+    dropped.iter().flat_map(|dropped| field(key, &value(dropped))).collect()
+}
+
+fn field(key: u16, value: &[u8]) -> Vec<u8> {
+    [&key.to_le_bytes()[..], &(value.len() as u16).to_le_bytes(), value].concat()
+}
+
+/// A chunk. Those without a checksum of their own get that of zstd.
+pub fn chunk(kind: u32, raw: &[u8]) -> Vec<u8> {
+    let mut zstd = zstd::bulk::Compressor::new(1).expect("a compressor");
+    let checksum = zstd::zstd_safe::CParameter::ChecksumFlag(kind != CHUNK_BLOCK);
+    zstd.set_parameter(checksum).expect("a parameter");
+    let zstd = zstd.compress(raw).expect("a frame");
+    let header = ChunkHeader { kind, raw_len: raw.len() as u32, zstd_len: zstd.len() as u32 };
+    [&header.to_bytes(ByteOrder::Little)[..], &zstd].concat()
+}
+
+/// A segment of stream `number`. All streams made here are of one ring.
+pub fn file(number: u32, seq: u32, chunks: &[Vec<u8>]) -> Vec<u8> {
+    let origin = Origin { t0_ns: 5, t0_ticks: 9, ..Origin::default() };
+    let mut header = FileHeader::new(origin, number, seq);
+    header.version = FILE_VERSION_CHUNKS;
+    [&header.to_bytes(ByteOrder::Little)[..], &chunks.concat()].concat()
+}
+
+/// Emitted, delivered, dropped and what is left over.
+pub fn identity(report: &Report) -> (u64, u64, u64, i64) {
+    let identity = report.identity;
+    (identity.emitted, identity.delivered, report.lost_events(), identity.unaccounted)
+}

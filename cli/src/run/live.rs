@@ -1,0 +1,126 @@
+//! A run that is streamed: the drain beside the program, and what became of the events.
+
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use callsight_hub::local::{DrainEnd, DrainPlan, DrainProcess, RingFile, RingState};
+
+use super::note;
+use crate::drain::own_drain;
+use crate::sinks::Sinks;
+
+/// The drain of a run.
+pub struct Live {
+    /// Name of the ring that the program records into.
+    pub ring: String,
+    plan: DrainPlan,
+    drain: DrainProcess,
+}
+
+impl Live {
+    /// Starts a drain for these sinks, without the server where it cannot be used; `None` where
+    /// there is no drain, and the user is told.
+    pub fn start(sinks: &Sinks, budget_bytes: u64) -> Option<Live> {
+        let mut plan = DrainPlan {
+            command: own_drain(),
+            ring: fresh_name(),
+            file: sinks.path.clone(),
+            budget_bytes,
+            live: sinks.live.clone(),
+        };
+        let drain = match DrainProcess::start(&plan, say) {
+            Err(error) if plan.file.is_some() => {
+                note(&format!("stream this run: {error}; it goes on without the server"));
+                plan.live = None;
+                DrainProcess::start(&plan, say)
+            }
+            started => started,
+        };
+        match drain {
+            Ok(drain) => Some(Live { ring: plan.ring.clone(), plan, drain }),
+            Err(error) => {
+                note(&format!("start the drain: {error}; this run is not streamed"));
+                None
+            }
+        }
+    }
+
+    /// Waits for the drain and says what became of the events.
+    pub fn finish(self, ring_was_made: bool) {
+        let (plan, drain) = (self.plan, self.drain);
+        let ended = drain.finish(ring_was_made, note).and_then(|end| finish_again(&plan, end));
+        match ended {
+            Ok(end) => {
+                note_end(&plan, &end, ring_was_made);
+                if let Some((ring, state)) = &end.left {
+                    settle(&plan, ring, state);
+                }
+            }
+            Err(error) => note(&format!("wait for the drain: {error}")),
+        }
+    }
+}
+
+/// A drain that was killed has left in the ring what no sink had: another one takes it from there.
+fn finish_again(plan: &DrainPlan, end: DrainEnd) -> io::Result<DrainEnd> {
+    if end.status.signal().is_none() || end.was_told || end.left.is_none() {
+        return Ok(end);
+    }
+    note(&format!("the drain was killed ({}); another one takes what it left", end.status));
+    DrainProcess::start(plan, say)?.finish(true, note)
+}
+
+/// A name that no other ring has: this process's, at this moment.
+fn fresh_name() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("/callsight-run-{}-{:x}", std::process::id(), now.as_nanos())
+}
+
+/// What the drain says.
+fn say(line: &str) {
+    // Nobody has to read it.
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+fn note_end(plan: &DrainPlan, end: &DrainEnd, ring_was_made: bool) {
+    if !end.status.success() {
+        note(&format!("a sink did not get all ({}); the lines above say which", end.status));
+    } else if !ring_was_made {
+        note(
+            "nothing was streamed, for the program made no ring: it called no function with a hook, \
+             or keeps to files (TRACE_MODE=summary), or /dev/shm has no room for one (--ring-mb \
+             makes a smaller one)",
+        );
+    } else if let (Some(server), None, None) = (&plan.live, &plan.file, &end.left) {
+        note(&format!("the events are at {server}, and the report is made there"));
+    }
+}
+
+/// The drain has not finished the ring. It is of no use to anybody, unless a process of the program
+/// still records into it.
+fn settle(plan: &DrainPlan, ring: &RingFile, state: &RingState) {
+    let name = ring.name();
+    if let Some(member) = state.living().next() {
+        let pid = member.id.pid;
+        let target = match (&plan.live, &plan.file) {
+            (Some(server), _) => format!("{name} {} {}", server.host, server.port),
+            (None, Some(folder)) => format!("--file {} {name}", folder.display()),
+            (None, None) => name,
+        };
+        note(&format!(
+            "process {pid} goes on recording into a ring: `callsight drain {target}` goes on with it"
+        ));
+        return;
+    }
+    if state.held_events > 0 {
+        let (held, dropped) = (state.held_events, state.dropped_events());
+        note(&format!(
+            "{held} events that no sink has taken are given up with the ring; before that {dropped} \
+             were dropped"
+        ));
+    }
+    if let Err(error) = ring.remove() {
+        note(&format!("{error}; `callsight rings --remove` tries again"));
+    }
+}

@@ -1,0 +1,222 @@
+//! A batch: one immutable buffer of a stream, shared by every sink.
+//!
+//! Buffers come from the bounded pool of a session and go back to it with the last reference.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use callsight_format::{
+    BlockError, BlockHeader, ByteOrder, CHUNK_HEADER_BYTES, CHUNK_MAX_RAW_BYTES, ChunkHeader,
+    EVENT_BYTES, Event, Unpacker,
+};
+use zstd::bulk::Decompressor;
+
+use crate::Amount;
+use crate::stream::{Sender, StreamEnd, inflate};
+
+/// Most bytes of raw events in a batch.
+pub const BATCH_BYTES: usize = 256 << 10;
+/// Bytes of all batches of a session that are in use at a time. Queues bound them already; this
+/// stops a sink that keeps what it was given.
+const POOL_BYTES: usize = 64 << 20;
+/// How many buffers are kept for later, and how many bytes of them.
+const SPARE_BUFFERS: usize = 32;
+const SPARE_BYTES: usize = 1 << 20;
+
+/// What the bytes of a batch are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Whole events, in the sender's byte order.
+    Events,
+    /// A chunk of events as it came, of a sender that packs.
+    EventChunk,
+    /// A chunk with a block of packed events, as it came.
+    Block(BlockHeader),
+    /// The chunk that says who is sending.
+    Sender(Sender),
+    /// The chunk that says that the sender is done.
+    End(StreamEnd),
+}
+
+/// Bytes of a stream, with what they are. Shared by reference count, and never changed.
+#[derive(Debug)]
+pub struct Batch {
+    content: Content,
+    order: ByteOrder,
+    amount: Amount,
+    bytes: Vec<u8>,
+    pool: Option<Pool>,
+}
+
+impl Batch {
+    /// Whole events, without a part of an event at the end. For tests of sinks; the batches of a
+    /// session come from its pool.
+    pub fn of_events(bytes: &[u8], order: ByteOrder) -> Batch {
+        let bytes = bytes[..bytes.len() - bytes.len() % EVENT_BYTES].to_vec();
+        let amount = Amount::of_events(&bytes);
+        Batch { content: Content::Events, order, amount, bytes, pool: None }
+    }
+
+    /// What the bytes are.
+    pub fn content(&self) -> &Content {
+        &self.content
+    }
+
+    /// The bytes; of all but [`Content::Events`] a chunk, header and zstd frame.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The byte order of raw events and of chunk headers.
+    pub fn order(&self) -> ByteOrder {
+        self.order
+    }
+
+    /// How many enters and exits there are.
+    pub fn hook_events(&self) -> u64 {
+        self.amount.events
+    }
+
+    /// How much there is of what sinks are to keep.
+    pub fn amount(&self) -> Amount {
+        self.amount
+    }
+
+    /// The number that a sender which packs wants to hear when the batch is where it belongs; the
+    /// end has the one behind the last block.
+    pub fn number(&self) -> Option<u64> {
+        match &self.content {
+            Content::Block(header) => Some(header.number),
+            Content::End(end) => end.blocks.map(|blocks| blocks.saturating_add(1)),
+            _ => None,
+        }
+    }
+
+    /// Whether it is no events: such batches are never dropped for want of room.
+    pub fn is_control(&self) -> bool {
+        matches!(self.content, Content::Sender(_) | Content::End(_))
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            pool.take_back(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// Where the batches of a session come from. Clones are the same pool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pool(Arc<PoolState>);
+
+#[derive(Debug, Default)]
+struct PoolState {
+    used_bytes: AtomicUsize,
+    spare: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Pool {
+    /// A batch of a copy of `bytes`; `None` for events where too much is in use.
+    pub fn batch(
+        &self,
+        content: Content,
+        bytes: &[u8],
+        amount: Amount,
+        order: ByteOrder,
+    ) -> Option<Arc<Batch>> {
+        let used = self.0.used_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+        if used + bytes.len() > POOL_BYTES && amount != Amount::default() {
+            self.0.used_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
+            return None;
+        }
+        let mut buffer = self.spare().pop().unwrap_or_default();
+        buffer.extend_from_slice(bytes);
+        let pool = Some(self.clone());
+        Some(Arc::new(Batch { content, order, amount, bytes: buffer, pool }))
+    }
+
+    fn take_back(&self, mut buffer: Vec<u8>) {
+        self.0.used_bytes.fetch_sub(buffer.len(), Ordering::Relaxed);
+        buffer.clear();
+        let mut spare = self.spare();
+        let kept: usize = spare.iter().map(Vec::capacity).sum();
+        if spare.len() < SPARE_BUFFERS && kept + buffer.capacity() <= SPARE_BYTES {
+            spare.push(buffer);
+        }
+    }
+
+    fn spare(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the events out of batches, for sinks that want them one by one.
+#[derive(Default)]
+pub struct Unpacking {
+    raw: Vec<u8>,
+    zstd: Decompressor<'static>,
+    unpacker: Box<Unpacker>,
+}
+
+impl Unpacking {
+    /// Shows every event of a batch, in order; none of one that is no events.
+    ///
+    /// # Errors
+    /// What is wrong with it, which nothing is with a batch that a session made.
+    pub fn events(
+        &mut self,
+        batch: &Batch,
+        mut show: impl FnMut(&Event),
+    ) -> Result<(), BlockError> {
+        match batch.content {
+            Content::Events => show_all(batch.bytes(), batch.order, show),
+            Content::EventChunk => {
+                self.inflate(batch)?;
+                show_all(&self.raw, batch.order, show);
+            }
+            Content::Block(_) => {
+                self.inflate(batch)?;
+                self.unpacker.unpack(&self.raw, &mut show)?;
+            }
+            Content::Sender(_) | Content::End(_) => {}
+        }
+        Ok(())
+    }
+
+    fn inflate(&mut self, batch: &Batch) -> Result<(), BlockError> {
+        let (header, frame) =
+            batch.bytes.split_first_chunk::<CHUNK_HEADER_BYTES>().ok_or(BlockError::Short)?;
+        let ChunkHeader { raw_len, .. } = ChunkHeader::parse(*header, batch.order);
+        if raw_len > CHUNK_MAX_RAW_BYTES {
+            return Err(BlockError::Contents);
+        }
+        inflate(&mut self.zstd, frame, raw_len, &mut self.raw).map_err(|_| BlockError::Contents)
+    }
+}
+
+fn show_all(events: &[u8], order: ByteOrder, mut show: impl FnMut(&Event)) {
+    let parsed = events.chunks_exact(EVENT_BYTES).filter_map(|bytes| Event::parse(bytes, order));
+    parsed.for_each(|event| show(&event));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_goes_back_with_the_last_reference_and_an_exhausted_pool_gives_nothing() {
+        let pool = Pool::default();
+        let some = Amount { events: 1, records: 1 };
+        let take = || pool.batch(Content::Events, &[7; BATCH_BYTES], some, ByteOrder::NATIVE);
+        let batches: Vec<_> = std::iter::from_fn(take).collect();
+        assert_eq!(batches.len() * BATCH_BYTES, POOL_BYTES);
+        let shared = Arc::clone(&batches[0]);
+        drop(batches);
+        assert_eq!(shared.bytes(), [7; BATCH_BYTES]);
+        assert_eq!(pool.0.used_bytes.load(Ordering::Relaxed), BATCH_BYTES);
+        drop(shared);
+        assert_eq!(pool.0.used_bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(pool.spare().len() * BATCH_BYTES, SPARE_BYTES);
+    }
+}

@@ -1,0 +1,267 @@
+//! Captures of earlier servers: which stream is where, and how far it got.
+//!
+//! Nothing in a file is believed: lengths are checked against the file, and the block that a stream
+//! goes on behind is decompressed and compared with its checksum.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use callsight_format::{
+    BlockHeader, ByteOrder, CHUNK_BLOCK, CHUNK_END, CHUNK_EVENTS, CHUNK_HEADER_BYTES, CHUNK_HELLO,
+    CHUNK_MAX_RAW_BYTES, CHUNK_MAX_ZSTD_BYTES, CHUNK_SINK, ChunkHeader, FILE_HEADER_BYTES,
+    FILE_VERSION_CHUNKS, FileHeader,
+};
+use zstd::bulk::Decompressor;
+
+use super::directory::{lock, stream_id};
+use super::final_chunk::FinalChunk;
+use super::segment::Segment;
+use super::{CaptureDir, CaptureLimits, ChunkCapture};
+use crate::Amount;
+use crate::stream::{Sender, StreamEnd, StreamId, inflate};
+
+/// A stream of which a capture is there.
+pub struct Resumed {
+    /// Number of its capture.
+    pub id: u32,
+    /// The last block in it.
+    pub last_block: u64,
+    /// What takes the rest; `None` where the end is there too.
+    pub capture: Option<ChunkCapture>,
+}
+
+impl CaptureDir {
+    /// Takes up the capture of a stream, if there is one and nobody else writes to it. What stands
+    /// behind its last whole block is cut off.
+    pub fn resume(&self, stream: StreamId, limits: CaptureLimits) -> Option<Resumed> {
+        let id = self.capture_of(stream)?;
+        let first = self.open_segment(id, 0).ok()?;
+        lock(&first).ok()?;
+        let seqs = (1..).take_while(|seq| self.open_segment(id, *seq).is_ok()).last().unwrap_or(0);
+        let mut last: Option<(u32, File, Found)> = None;
+        for seq in (0..=seqs).rev() {
+            let file = self.open_segment(id, seq).ok()?;
+            match (Found::in_segment(&file), &mut last) {
+                // Its head was being written when its server was killed.
+                (None, None) if seq > 0 => self.discard_segment(id, seq),
+                (None, _) => return None,
+                (Some(found), None) => last = Some((seq, file, found)),
+                // The last segment has no block yet.
+                (Some(found), Some((_, _, last))) => last.last_block = found.last_block,
+            }
+            if last.as_ref().is_some_and(|(_, _, last)| last.last_block.is_some() || last.ended) {
+                break;
+            }
+        }
+        let (seq, file, found) = last?;
+        self.go_on(id, limits, first, seq, file, found)
+    }
+
+    fn go_on(
+        &self,
+        id: u32,
+        limits: CaptureLimits,
+        first: File,
+        seq: u32,
+        file: File,
+        found: Found,
+    ) -> Option<Resumed> {
+        let last_block = found.last_block.unwrap_or(0);
+        if found.ended {
+            return Some(Resumed { id, last_block, capture: None });
+        }
+        let closed = |seq| self.open_segment(id, seq)?.metadata().map(|meta| meta.len());
+        let segment = Segment::reopen(file, found.end).ok()?;
+        let mut capture = ChunkCapture::on(self.clone(), id, limits, Some(first), segment);
+        capture.origin = found.header.origin();
+        capture.order = found.order;
+        capture.hello = found.hello;
+        capture.segments = seq + 1;
+        capture.closed_bytes = (0..seq).map_while(|seq| closed(seq).ok()).sum();
+        capture.last_chunks.extend(found.last_chunk);
+        if let Some(last) = found.last {
+            capture.dropped_earlier = last.dropped;
+            last.stop.into_iter().for_each(|mark| capture.stay_stopped(mark));
+        }
+        Some(Resumed { id, last_block, capture: Some(capture) })
+    }
+}
+
+/// The streams of the captures in a folder, as their first files say. What cannot be read is none.
+pub(super) fn streams_in(folder: &Path) -> HashMap<StreamId, u32> {
+    let mut streams = HashMap::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| name.ends_with(".0.bin")) else { continue };
+        let Some(id) = stream_id(name) else { continue };
+        let stream = File::open(entry.path()).ok().and_then(|file| stream_in(&file));
+        if let Some(stream) = stream {
+            let newest = streams.entry(stream).or_insert(id);
+            *newest = id.max(*newest);
+        }
+    }
+    streams
+}
+
+fn stream_in(file: &File) -> Option<StreamId> {
+    let mut reader = Reader::open(file)?;
+    let hello = reader.chunk_at(reader.header.header_size.into())?;
+    let raw = reader.payload(&hello).filter(|_| hello.header.kind == CHUNK_HELLO)?;
+    Sender::parse(raw).stream
+}
+
+/// What a segment ends with.
+struct Found {
+    header: FileHeader,
+    order: ByteOrder,
+    hello: Vec<u8>,
+    /// Where the last chunk ends that is worth keeping.
+    end: u64,
+    /// That chunk: where it begins, and what is in it.
+    last_chunk: Option<(u64, Amount)>,
+    last_block: Option<u64>,
+    ended: bool,
+    /// What an earlier server had to say in the end.
+    last: Option<FinalChunk>,
+}
+
+impl Found {
+    /// Goes through a segment from its head, then back to its last whole block; `None` where it has
+    /// no head.
+    fn in_segment(file: &File) -> Option<Found> {
+        let mut reader = Reader::open(file)?;
+        let hello = reader.chunk_at(reader.header.header_size.into())?;
+        reader.payload(&hello).filter(|_| hello.header.kind == CHUNK_HELLO)?;
+        let mut found = Found {
+            header: reader.header,
+            order: reader.order,
+            hello: reader.bytes(&hello)?,
+            end: hello.end(),
+            last_chunk: None,
+            last_block: None,
+            ended: false,
+            last: None,
+        };
+        let mut places = vec![];
+        let mut at = hello.end();
+        while let Some(place) = reader.chunk_at(at) {
+            at = place.end();
+            places.push(place);
+        }
+        // What a killed server leaves is a part of a chunk. Behind anything else there may be more
+        // that is whole, which must not be cut off.
+        if !reader.is_part_of_chunk(at) {
+            return None;
+        }
+        let mut kept = false;
+        for place in places.iter().rev() {
+            let Some(raw) = reader.payload(place) else { continue };
+            match place.header.kind {
+                CHUNK_SINK if !kept => found.last = Some(FinalChunk::parse(raw)),
+                CHUNK_END => {
+                    found.ended = true;
+                    found.last_block = StreamEnd::parse(raw).blocks;
+                    return Some(found);
+                }
+                CHUNK_BLOCK => {
+                    let Ok(block) = BlockHeader::parse(raw) else { continue };
+                    found.keep(&mut kept, place, Amount::of_block(&block));
+                    found.last_block = Some(block.number);
+                    break;
+                }
+                CHUNK_EVENTS => {
+                    let amount = Amount::of_events(raw);
+                    found.keep(&mut kept, place, amount);
+                }
+                _ => {}
+            }
+        }
+        Some(found)
+    }
+
+    fn keep(&mut self, kept: &mut bool, place: &Place, amount: Amount) {
+        if !std::mem::replace(kept, true) {
+            self.end = place.end();
+            self.last_chunk = Some((place.at, amount));
+        }
+    }
+}
+
+/// A chunk in a file.
+struct Place {
+    at: u64,
+    header: ChunkHeader,
+}
+
+impl Place {
+    fn has_sane_lengths(&self) -> bool {
+        let ChunkHeader { raw_len, zstd_len, .. } = self.header;
+        raw_len <= CHUNK_MAX_RAW_BYTES && (1..=CHUNK_MAX_ZSTD_BYTES).contains(&zstd_len)
+    }
+
+    fn end(&self) -> u64 {
+        self.at + CHUNK_HEADER_BYTES as u64 + u64::from(self.header.zstd_len)
+    }
+}
+
+/// Reads chunks of a file of version 3.
+struct Reader<'a> {
+    file: &'a File,
+    file_bytes: u64,
+    header: FileHeader,
+    order: ByteOrder,
+    zstd: Decompressor<'static>,
+    raw: Vec<u8>,
+}
+
+impl<'a> Reader<'a> {
+    fn open(file: &'a File) -> Option<Reader<'a>> {
+        let mut bytes = [0; FILE_HEADER_BYTES];
+        file.read_exact_at(&mut bytes, 0).ok()?;
+        let (header, order) = FileHeader::parse(&bytes).ok()?;
+        let file_bytes = file.metadata().ok()?.len();
+        let (zstd, raw) = (Decompressor::default(), Vec::new());
+        (header.version == FILE_VERSION_CHUNKS).then_some(Reader {
+            file,
+            file_bytes,
+            header,
+            order,
+            zstd,
+            raw,
+        })
+    }
+
+    /// The chunk at byte `at`, if one is there that can be whole.
+    fn chunk_at(&self, at: u64) -> Option<Place> {
+        let mut bytes = [0; CHUNK_HEADER_BYTES];
+        self.file.read_exact_at(&mut bytes, at).ok()?;
+        let place = Place { at, header: ChunkHeader::parse(bytes, self.order) };
+        (place.has_sane_lengths() && place.end() <= self.file_bytes).then_some(place)
+    }
+
+    /// Whether what stands from byte `at` on is nothing, or a chunk that was not written to its end.
+    fn is_part_of_chunk(&self, at: u64) -> bool {
+        let mut bytes = [0; CHUNK_HEADER_BYTES];
+        if self.file.read_exact_at(&mut bytes, at).is_err() {
+            return true;
+        }
+        let place = Place { at, header: ChunkHeader::parse(bytes, self.order) };
+        place.has_sane_lengths() && place.end() > self.file_bytes
+    }
+
+    fn bytes(&self, place: &Place) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; (place.end() - place.at) as usize];
+        self.file.read_exact_at(&mut bytes, place.at).ok()?;
+        Some(bytes)
+    }
+
+    /// What is in the chunk, decompressed.
+    fn payload(&mut self, place: &Place) -> Option<&[u8]> {
+        let chunk = self.bytes(place)?;
+        let frame = &chunk[CHUNK_HEADER_BYTES..];
+        inflate(&mut self.zstd, frame, place.header.raw_len, &mut self.raw).ok()?;
+        Some(&self.raw)
+    }
+}

@@ -1,0 +1,343 @@
+//! The sink that passes a session on to another callsight: batches → the same bytes over TCP.
+//!
+//! Of a sender that packs, blocks are kept until the other side acknowledges them, 8 MiB at most,
+//! so that a reconnect loses and repeats nothing. Raw events are done with when the socket has
+//! them; where that connection is lost, the sink is at its end. A side that does not keep up holds
+//! up nobody: this sink's queue fills, and what comes then is dropped and counted.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use callsight_format::{
+    ByteOrder, CHUNK_EVENTS, Cause, ChunkHeader, GREETING_MAGIC, Handshake, REPLY_ACKNOWLEDGE,
+    REPLY_GREETING, REPLY_HEADER_BYTES, REPLY_MAX_BYTES,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
+
+use crate::{Batch, Content, Deadline, Losses, SessionMeta, Sink};
+
+/// Bytes of chunks that may be on their way.
+const WINDOW_BYTES: usize = 8 << 20;
+/// How long one attempt to connect may take, and the pause behind one that failed.
+const CONNECT_TIME: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// How long the other side may take to greet and to say what it has of the stream.
+const GREETING_TIME: Duration = Duration::from_secs(5);
+/// After so long without a sign of the other kernel the connection is lost.
+const DEAD_PEER_MS: u32 = 6000;
+/// How often a wait looks whether the session ends.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// See the [module](self).
+pub struct Forward {
+    address: String,
+    meta: Option<SessionMeta>,
+    hello: Vec<u8>,
+    waiting: VecDeque<Waiting>,
+    waiting_bytes: usize,
+    /// Events of what waits.
+    waiting_events: u64,
+    link: Option<Link>,
+    try_again: Instant,
+    connections: u32,
+    trouble: Option<String>,
+}
+
+/// A chunk that is not known to have arrived.
+struct Waiting {
+    bytes: Vec<u8>,
+    number: Option<u64>,
+    hook_events: u64,
+}
+
+/// A connection.
+struct Link {
+    socket: TcpStream,
+    since: Instant,
+    heard: Vec<u8>,
+    greeted: bool,
+    /// The other side has said what it has of the stream, or nobody will ask it.
+    ready: bool,
+    /// How much of what waits the socket has: whole chunks, and bytes of the next.
+    sent_chunks: usize,
+    sent_bytes: usize,
+}
+
+impl Forward {
+    /// A sink for the callsight that listens at `address`, a host and a port.
+    pub fn to(address: &str) -> Forward {
+        Forward {
+            address: address.to_owned(),
+            meta: None,
+            hello: Vec::new(),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            waiting_events: 0,
+            link: None,
+            try_again: Instant::now(),
+            connections: 0,
+            trouble: None,
+        }
+    }
+
+    fn packs(&self) -> bool {
+        self.meta.as_ref().is_some_and(|meta| meta.stream.is_some())
+    }
+
+    fn is_closing(&self) -> bool {
+        self.meta.as_ref().is_some_and(|meta| meta.closing.is_set())
+    }
+
+    fn push(&mut self, bytes: Vec<u8>, number: Option<u64>, hook_events: u64) {
+        self.waiting_bytes += bytes.len();
+        self.waiting_events += hook_events;
+        self.waiting.push_back(Waiting { bytes, number, hook_events });
+    }
+
+    fn pop(&mut self) {
+        let Some(done) = self.waiting.pop_front() else { return };
+        self.waiting_bytes -= done.bytes.len();
+        self.waiting_events -= done.hook_events;
+        if let Some(link) = &mut self.link {
+            match link.sent_chunks {
+                0 => link.sent_bytes = 0,
+                _ => link.sent_chunks -= 1,
+            }
+        }
+    }
+
+    /// Does what can be done within `time`, and at least once.
+    fn work(&mut self, time: Duration) -> io::Result<()> {
+        if self.link.is_none() {
+            self.connect(time)?;
+        }
+        if let Some(link) = &mut self.link {
+            link.wait(&self.waiting, time);
+            if let Err(error) = self.exchange() {
+                self.lose(error)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn exchange(&mut self) -> io::Result<()> {
+        let packs = self.packs();
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let mut acknowledged = None;
+        link.hear()?;
+        while let Some(reply) = link.next_reply()? {
+            acknowledged = reply.or(acknowledged);
+        }
+        if packs && !link.ready && link.since.elapsed() > GREETING_TIME {
+            return Err(io::Error::other("it does not acknowledge: it is no callsight that can"));
+        }
+        if let Some(number) = acknowledged {
+            let done = |chunk: &Waiting| chunk.number.is_none_or(|of_chunk| of_chunk <= number);
+            while self.waiting.front().is_some_and(done) {
+                self.pop();
+            }
+        }
+        let Some(link) = &mut self.link else { return Ok(()) };
+        link.send(&self.waiting)?;
+        while self.waiting.front().is_some_and(|chunk| chunk.number.is_none())
+            && self.has_sent_first()
+        {
+            self.pop();
+        }
+        Ok(())
+    }
+
+    fn has_sent_first(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.sent_chunks > 0)
+    }
+
+    fn connect(&mut self, time: Duration) -> io::Result<()> {
+        let pause = self.try_again.saturating_duration_since(Instant::now());
+        if !pause.is_zero() {
+            thread::sleep(pause.min(time));
+            return Ok(());
+        }
+        match self.dial() {
+            Ok(link) => {
+                self.link = Some(link);
+                self.connections += 1;
+                Ok(())
+            }
+            Err(error) => self.lose(error),
+        }
+    }
+
+    fn dial(&self) -> io::Result<Link> {
+        let meta = self.meta.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let mut last = io::Error::other("no address is known for it");
+        for address in self.address.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, CONNECT_TIME) {
+                Ok(mut socket) => {
+                    socket.set_nodelay(true)?;
+                    if self.packs() {
+                        // Also ends a connection whose other side only does not read, so it is
+                        // for those that can be resumed.
+                        sockopt::set_tcp_user_timeout(&socket, DEAD_PEER_MS)?;
+                    }
+                    socket.write_all(&Handshake::to_bytes(&meta.origin, meta.order))?;
+                    socket.write_all(&self.hello)?;
+                    socket.set_nonblocking(true)?;
+                    return Ok(Link::on(socket, meta.stream.is_none()));
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// The connection is of no more use. Whether there will be another one depends on whether the
+    /// other side could know what it has.
+    fn lose(&mut self, error: io::Error) -> io::Result<()> {
+        self.link = None;
+        self.try_again = Instant::now() + RETRY_PAUSE;
+        if !self.packs() && self.connections > 0 {
+            return Err(error);
+        }
+        self.trouble.get_or_insert_with(|| format!("{error}; it is tried again and again"));
+        Ok(())
+    }
+}
+
+impl Sink for Forward {
+    fn name(&self) -> String {
+        format!("forward to {}", self.address)
+    }
+
+    fn init(&mut self, meta: &SessionMeta) -> io::Result<()> {
+        self.meta = Some(meta.clone());
+        Ok(())
+    }
+
+    fn write(&mut self, batch: &Batch) -> io::Result<()> {
+        match batch.content() {
+            Content::Sender(_) if self.packs() => self.hello = batch.bytes().to_vec(),
+            Content::Events => self.push(event_chunk(batch)?, None, batch.hook_events()),
+            _ => self.push(batch.bytes().to_vec(), batch.number(), batch.hook_events()),
+        }
+        self.work(Duration::ZERO)?;
+        while self.waiting_bytes > WINDOW_BYTES && !self.is_closing() {
+            self.work(LOOK_AGAIN)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, deadline: Deadline) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            let left = deadline.left();
+            if left.is_zero() {
+                let chunks = self.waiting.len();
+                return Err(io::Error::other(format!("{chunks} chunks were not acknowledged")));
+            }
+            self.work(left.min(LOOK_AGAIN))?;
+        }
+        Ok(())
+    }
+
+    fn dropped(&self) -> Losses {
+        let mut losses = Losses::default();
+        losses.add(Cause::Unacked, self.waiting_events);
+        losses
+    }
+
+    fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    fn extent(&self) -> Option<String> {
+        Some(crate::session::counted(self.connections, "connection"))
+    }
+}
+
+/// Raw events as the chunk that their sender may have sent them in.
+fn event_chunk(batch: &Batch) -> io::Result<Vec<u8>> {
+    let frame = zstd::bulk::compress(batch.bytes(), 1)?;
+    let (raw_len, zstd_len) = (batch.bytes().len() as u32, frame.len() as u32);
+    let header = ChunkHeader { kind: CHUNK_EVENTS, raw_len, zstd_len }.to_bytes(batch.order());
+    Ok([&header[..], &frame].concat())
+}
+
+impl Link {
+    fn on(socket: TcpStream, ready: bool) -> Link {
+        Link {
+            socket,
+            since: Instant::now(),
+            heard: Vec::new(),
+            greeted: false,
+            ready,
+            sent_chunks: 0,
+            sent_bytes: 0,
+        }
+    }
+
+    /// Waits until the socket says something, or takes what there is to send.
+    fn wait(&self, waiting: &VecDeque<Waiting>, time: Duration) {
+        let sends = self.ready && self.sent_chunks < waiting.len();
+        let wanted = if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let nanoseconds = i64::from(time.subsec_nanos());
+        let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: nanoseconds };
+        // An error here is a signal; the socket is looked at anyway.
+        let _ = poll(&mut [PollFd::new(&self.socket, wanted)], Some(&timeout));
+    }
+
+    fn hear(&mut self) -> io::Result<()> {
+        let mut bytes = [0; 4096];
+        loop {
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
+                Ok(len) => self.heard.extend_from_slice(&bytes[..len]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes the next whole reply; `Some(None)` for one that acknowledges nothing.
+    fn next_reply(&mut self) -> io::Result<Option<Option<u64>>> {
+        let le = ByteOrder::Little;
+        let (Some(kind), Some(bytes)) = (le.u32(&self.heard, 0), le.u32(&self.heard, 4)) else {
+            return Ok(None);
+        };
+        if bytes > REPLY_MAX_BYTES {
+            return Err(io::Error::other("it says what is no reply"));
+        }
+        let end = REPLY_HEADER_BYTES + bytes as usize;
+        let Some(payload) = self.heard.get(REPLY_HEADER_BYTES..end) else { return Ok(None) };
+        let number = match kind {
+            REPLY_GREETING if payload.starts_with(&GREETING_MAGIC) => {
+                self.greeted = true;
+                None
+            }
+            REPLY_ACKNOWLEDGE if self.greeted => le.u64(payload, 0),
+            _ => None,
+        };
+        self.ready |= number.is_some();
+        self.heard.drain(..end);
+        Ok(Some(number))
+    }
+
+    fn send(&mut self, waiting: &VecDeque<Waiting>) -> io::Result<()> {
+        while let Some(chunk) = waiting.get(self.sent_chunks).filter(|_| self.ready) {
+            match self.socket.write(&chunk.bytes[self.sent_bytes..]) {
+                Ok(sent) => self.sent_bytes += sent,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            if self.sent_bytes == chunk.bytes.len() {
+                self.sent_chunks += 1;
+                self.sent_bytes = 0;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! What a ring holds, who uses it, and what was dropped.
+//!
+//! In: bytes of a ring whose sizes hold, copied. Out: what they say, for people.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::path::PathBuf;
+
+use callsight_format::{
+    COMMAND_CLOSED, COMMAND_PAUSE, COMMAND_RECORD, COMMAND_STOP, Cause, EVENT_BYTES, KIND_ENTER,
+    KIND_EXIT, PAGE_HEADER_BYTES, PAGE_RETIRED, PROCESS_ATTACHED, PROCESS_FREE, PageHeader,
+    RING_CAUSES, RING_CONTROL_OFFSET, RING_HEADER_BYTES, RING_PROCESS_BYTES, RING_PROCESSES,
+    RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM, RING_WRITER_BYTES,
+    RING_WRITERS_OFFSET, RingControl, RingHeader, RingProcess, RingWriter,
+};
+
+use super::process::ProcessId;
+use super::ring::{Bytes, RingError, RingFile, stored};
+
+/// What a ring is told to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingCommand {
+    /// Record.
+    Record,
+    /// Record nothing until told otherwise.
+    Pause,
+    /// Record nothing any more.
+    Stop,
+    /// It is finished.
+    Closed,
+}
+
+impl RingCommand {
+    /// The command with this number, if there is one.
+    pub fn from_number(number: u32) -> Option<RingCommand> {
+        match number {
+            COMMAND_RECORD => Some(RingCommand::Record),
+            COMMAND_PAUSE => Some(RingCommand::Pause),
+            COMMAND_STOP => Some(RingCommand::Stop),
+            COMMAND_CLOSED => Some(RingCommand::Closed),
+            _ => None,
+        }
+    }
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            RingCommand::Record => "record",
+            RingCommand::Pause => "pause",
+            RingCommand::Stop => "stop",
+            RingCommand::Closed => "closed",
+        }
+    }
+
+    /// Its number in the ring.
+    pub fn number(self) -> u32 {
+        match self {
+            RingCommand::Record => COMMAND_RECORD,
+            RingCommand::Pause => COMMAND_PAUSE,
+            RingCommand::Stop => COMMAND_STOP,
+            RingCommand::Closed => COMMAND_CLOSED,
+        }
+    }
+}
+
+/// A process that is named in a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Which one.
+    pub id: ProcessId,
+    /// Whether it has not yet ended its recording.
+    pub is_attached: bool,
+    /// Whether it still runs.
+    pub is_alive: bool,
+}
+
+impl Member {
+    /// The file that it runs, where it still runs and that may be known.
+    pub fn executable(&self) -> Option<PathBuf> {
+        self.is_alive.then(|| self.id.executable()).flatten()
+    }
+}
+
+/// What a ring holds and who uses it, at a moment.
+#[derive(Clone, Debug)]
+pub struct RingState {
+    /// 2 or 3.
+    pub version: u32,
+    /// Bytes that hold events.
+    pub capacity: u32,
+    /// What it is told to do; `None` in version 2, and for what is no command.
+    pub command: Option<RingCommand>,
+    /// The traced processes it names; none in version 2, which names nobody.
+    pub processes: Vec<Member>,
+    /// The drain it names.
+    pub drain: Option<Member>,
+    /// Bytes that are not free.
+    pub used_bytes: u64,
+    /// Enters and exits that no drain has taken.
+    pub held_events: u64,
+    /// Events dropped, by cause; in version 2 all as [`Cause::Full`].
+    pub dropped: BTreeMap<Cause, u64>,
+}
+
+impl RingFile {
+    /// The traced processes that it names; none in version 2.
+    pub(super) fn processes(&self) -> Result<Vec<Member>, RingError> {
+        match self.version() {
+            RING_VERSION => Ok(members(&self.read(0, RING_WRITERS_OFFSET)?).collect()),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Looks at all of it.
+    ///
+    /// # Errors
+    /// Why it cannot be read any more.
+    pub fn state(&self) -> Result<RingState, RingError> {
+        match self.version() {
+            RING_VERSION => self.state_of_pages(),
+            _ => self.state_of_stream(),
+        }
+    }
+
+    fn state_of_stream(&self) -> Result<RingState, RingError> {
+        let header = self.read(0, RING_HEADER_BYTES)?;
+        let tail = header.u64(offset_of!(RingHeader, tail));
+        let capacity = header.u32(offset_of!(RingHeader, capacity));
+        let held = header.u64(offset_of!(RingHeader, head)).wrapping_sub(tail);
+        let used_bytes = if held <= u64::from(capacity) { held } else { 0 };
+        let dropped = header.u64(offset_of!(RingHeader, dropped));
+        Ok(RingState {
+            version: RING_VERSION_STREAM,
+            capacity,
+            command: None,
+            processes: Vec::new(),
+            drain: None,
+            used_bytes,
+            held_events: used_bytes / EVENT_BYTES as u64,
+            dropped: (dropped > 0).then_some((Cause::Full, dropped)).into_iter().collect(),
+        })
+    }
+
+    fn state_of_pages(&self) -> Result<RingState, RingError> {
+        let start = self.read(0, self.layout().pages_offset as usize)?;
+        let control = |at: usize| RING_CONTROL_OFFSET + at;
+        let drain = ProcessId {
+            pid: start.u32(control(offset_of!(RingControl, drain_pid))),
+            start: start.u64(control(offset_of!(RingControl, drain_start))),
+        };
+        let (used_pages, held_events) = self.count_pages()?;
+        Ok(RingState {
+            version: RING_VERSION,
+            capacity: self.layout().capacity,
+            command: RingCommand::from_number(start.u32(control(offset_of!(RingControl, command)))),
+            processes: members(&start).collect(),
+            drain: (drain.pid != 0).then(|| Member {
+                id: drain,
+                is_attached: true,
+                is_alive: drain.is_alive(),
+            }),
+            used_bytes: used_pages * u64::from(self.layout().page_bytes),
+            held_events,
+            dropped: dropped(&start, self.layout().slot_count),
+        })
+    }
+
+    /// How many pages have an owner, and how many enters and exits in them nobody has taken.
+    fn count_pages(&self) -> Result<(u64, u64), RingError> {
+        let (mut used, mut held) = (0, 0);
+        let page_bytes = self.layout().page_bytes as usize;
+        for index in 0..self.layout().page_count {
+            let offset = self.layout().page_offset(index);
+            let header = self.read(offset, PAGE_HEADER_BYTES)?;
+            if header.u64(offset_of!(PageHeader, owner)) & !PAGE_RETIRED == 0 {
+                continue;
+            }
+            used += 1;
+            let read = header.u32(offset_of!(PageHeader, read)) as usize;
+            let from = read.clamp(PAGE_HEADER_BYTES, page_bytes);
+            let rest = self.read(offset + from as u64, page_bytes - from)?;
+            let events = rest.0.chunks(EVENT_BYTES).filter_map(stored);
+            held += events.filter(|event| matches!(event.kind, KIND_ENTER | KIND_EXIT)).count();
+        }
+        Ok((used, held as u64))
+    }
+
+    /// Whether nobody who lives has anything to do with it: no process that it names, no drain, and
+    /// none that has it mapped.
+    pub fn is_abandoned(&self, state: &RingState) -> bool {
+        let no_drain = self.lock_out_drains();
+        if no_drain {
+            // Only asked for; a drain that comes meanwhile tries for longer than this takes.
+            self.let_drains_in();
+        }
+        no_drain && !state.is_used() && self.mapped_by().is_empty()
+    }
+}
+
+impl RingState {
+    /// Events dropped, over all causes.
+    pub fn dropped_events(&self) -> u64 {
+        self.dropped.values().fold(0, |sum, events| sum.saturating_add(*events))
+    }
+
+    /// The traced processes that still run.
+    pub fn living(&self) -> impl Iterator<Item = &Member> {
+        self.processes.iter().filter(|member| member.is_alive)
+    }
+
+    /// Whether a process that it names still runs, its drain included.
+    pub fn is_used(&self) -> bool {
+        self.living().chain(&self.drain).any(|member| member.is_alive)
+    }
+}
+
+fn members(start: &Bytes) -> impl Iterator<Item = Member> + '_ {
+    (0..RING_PROCESSES).filter_map(|index| {
+        let at = RING_PROCESSES_OFFSET + index * RING_PROCESS_BYTES;
+        let state = start.u32(at + offset_of!(RingProcess, state));
+        let id = ProcessId {
+            pid: start.u32(at + offset_of!(RingProcess, pid)),
+            start: start.u64(at + offset_of!(RingProcess, start)),
+        };
+        let is_attached = state == PROCESS_ATTACHED;
+        (state != PROCESS_FREE).then(|| Member { id, is_attached, is_alive: id.is_alive() })
+    })
+}
+
+/// What all writers dropped, those that have ended too.
+fn dropped(start: &Bytes, slot_count: u32) -> BTreeMap<Cause, u64> {
+    let control = |at: usize| start.u64(RING_CONTROL_OFFSET + at);
+    let mut sums = BTreeMap::from([(Cause::NoSlot, control(offset_of!(RingControl, no_slot)))]);
+    for cause in Cause::all().into_iter().take(RING_CAUSES) {
+        let retired = control(offset_of!(RingControl, retired_dropped) + 8 * cause as usize);
+        let slots = (0..slot_count as usize).map(|slot| {
+            let at = RING_WRITERS_OFFSET + slot * RING_WRITER_BYTES;
+            start.u64(at + offset_of!(RingWriter, dropped) + 8 * cause as usize)
+        });
+        let sum = slots.fold(retired, u64::saturating_add);
+        let total = sums.entry(cause).or_default();
+        *total = total.saturating_add(sum);
+    }
+    sums.retain(|_, events| *events > 0);
+    sums
+}

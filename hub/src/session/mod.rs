@@ -1,0 +1,279 @@
+//! One stream from its handshake to its end: chunks → sinks, and an account of every event.
+//!
+//! Free of sockets. What a person should see at once goes to the [`Host`].
+
+mod lanes;
+mod numbers;
+mod tally;
+
+use std::time::{Duration, Instant};
+
+use callsight_format::{ByteOrder, Cause, END_DONE, EVENT_BYTES};
+
+use crate::batch::{BATCH_BYTES, Pool};
+use crate::sink::Closing;
+use crate::stream::{Block, Chunk, Item, Sender, StreamEnd, StreamId};
+use crate::{Amount, Content, Dropped, Ending, LossWatch, Losses, SessionMeta, Sink};
+use lanes::Lanes;
+use numbers::Numbers;
+pub(crate) use tally::counted;
+pub use tally::{SinkTally, Tally};
+
+/// How often growing losses are told while a stream runs.
+const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the sinks have to end.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
+/// How often a session that waits for room asks whether it should.
+const ROOM_POLL: Duration = Duration::from_millis(50);
+
+/// Who runs a session.
+pub trait Host {
+    /// Shows a line to people.
+    fn say(&self, line: &str);
+
+    /// Whether to wait until a sink has room; where not, what comes is dropped and counted.
+    fn waits(&self) -> bool {
+        true
+    }
+}
+
+impl<F: Fn(&str)> Host for F {
+    fn say(&self, line: &str) {
+        self(line);
+    }
+}
+
+/// A running session.
+pub struct Session {
+    order: ByteOrder,
+    stream: Option<StreamId>,
+    lanes: Lanes,
+    pool: Pool,
+    closing: Closing,
+    watch: LossWatch,
+    numbers: Numbers,
+    /// Number of the last block taken, here or by an earlier server.
+    last_block: u64,
+    /// Records received of a ring, markers included: raw ones are what
+    /// [`StreamEnd::delivered_records`] counts, all are part of [`StreamEnd::emitted_records`].
+    raw_records: u64,
+    packed_records: u64,
+    noticed_events: u64,
+    next_notice: Option<Instant>,
+    end: Option<StreamEnd>,
+    tally: Tally,
+}
+
+impl Session {
+    /// Starts a session with all of `sinks`, each on a thread of its own.
+    pub fn start(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>) -> Session {
+        Session::begin(meta, sinks, 0)
+    }
+
+    /// The same for a stream whose first sink has its blocks up to `last_block` already.
+    pub fn resume(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, last_block: u64) -> Session {
+        let tally = Tally { resumed_behind: Some(last_block), ..Tally::default() };
+        Session { tally, ..Session::begin(meta, sinks, last_block) }
+    }
+
+    fn begin(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, last_block: u64) -> Session {
+        Session {
+            order: meta.order,
+            stream: meta.stream,
+            lanes: Lanes::start(meta, sinks, last_block),
+            pool: Pool::default(),
+            closing: meta.closing.clone(),
+            watch: LossWatch::default(),
+            numbers: Numbers::default(),
+            last_block,
+            raw_records: 0,
+            packed_records: 0,
+            noticed_events: 0,
+            next_notice: None,
+            end: None,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Takes what a stream carries. Waits while no sink has room, for as long as `host` does.
+    pub fn take(&mut self, chunk: &Chunk<'_>, host: &dyn Host) {
+        let bytes = chunk.bytes;
+        match &chunk.item {
+            Item::Events(events) => self.take_events(events, bytes, host),
+            Item::Block(block) => self.take_block(block, bytes, host),
+            Item::Dropped { events } => self.take_notice(*events, host),
+            Item::Sender(sender) => self.take_sender(sender, bytes, host),
+            Item::End(end) => self.take_end(end, bytes, host),
+            Item::Unknown { .. } => self.tally.unknown_chunks += 1,
+        }
+        self.tell_troubles(host);
+    }
+
+    /// What its first sink is called.
+    pub fn name(&self) -> String {
+        self.lanes.first_name()
+    }
+
+    /// The number up to which the first sink is done with the blocks of a stream, and the one
+    /// behind the last block when it also has the end.
+    pub fn acknowledged(&self) -> u64 {
+        self.lanes.done_number()
+    }
+
+    /// Number of the last block taken, and the one behind it once the end is there.
+    pub fn taken(&self) -> u64 {
+        let end = self.end.as_ref().and_then(|end| end.blocks);
+        end.map_or(self.last_block, |blocks| blocks.saturating_add(1))
+    }
+
+    /// Whether the sender has said that it is done.
+    pub fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Ends every sink and gives the account. `cut_records` were announced and did not come.
+    pub fn finish(mut self, cut_records: u64, host: &dyn Host) -> Tally {
+        let mut lost_before = self.lost_before();
+        if self.stream.is_none() {
+            lost_before.add(Cause::Torn, cut_records);
+        }
+        self.tally.lost_before = lost_before;
+        self.tally.ended = self.end.is_some();
+        self.say_how_it_ended(host);
+        // A sender of version 2 never says that it is done; in the middle of a chunk it was not.
+        let cut = self.end.is_none() && (self.tally.named || cut_records > 0);
+        self.closing.set();
+        let ending = Ending { lost_before, not_given: Dropped::default(), cut };
+        self.tally.sinks = self.lanes.finish(ending, CLOSE_TIME);
+        self.tell_troubles(host);
+        self.tally
+    }
+
+    fn take_events(&mut self, events: &[u8], chunk: &[u8], host: &dyn Host) {
+        self.watch.observe(events, self.order);
+        self.raw_records += (events.len() / EVENT_BYTES) as u64;
+        if self.stream.is_some() {
+            return self.offer(Content::EventChunk, chunk, Amount::of_events(events), host);
+        }
+        for part in events.chunks(BATCH_BYTES) {
+            self.offer(Content::Events, part, Amount::of_events(part), host);
+        }
+    }
+
+    fn take_block(&mut self, block: &Block<'_>, chunk: &[u8], host: &dyn Host) {
+        let header = block.header;
+        if header.number <= self.last_block {
+            self.tally.duplicate_blocks += 1;
+            return;
+        }
+        self.last_block = header.number;
+        self.numbers.observe(&header);
+        block.markers.iter().for_each(|marker| self.watch.observe_marker(marker));
+        let amount = Amount::of_block(&header);
+        self.packed_records += amount.records;
+        self.offer(Content::Block(header), chunk, amount, host);
+    }
+
+    fn take_notice(&mut self, events: u64, host: &dyn Host) {
+        if events <= self.noticed_events {
+            return;
+        }
+        self.noticed_events = events;
+        if self.next_notice.is_none_or(|at| Instant::now() >= at) {
+            self.next_notice = Some(Instant::now() + NOTICE_INTERVAL);
+            host.say(&format!("the sender has dropped {events} events so far (its ring was full)"));
+        }
+    }
+
+    fn take_sender(&mut self, sender: &Sender, chunk: &[u8], host: &dyn Host) {
+        if !std::mem::replace(&mut self.tally.named, true) {
+            host.say(&sender.to_string());
+            self.offer(Content::Sender(sender.clone()), chunk, Amount::default(), host);
+        }
+    }
+
+    fn take_end(&mut self, end: &StreamEnd, chunk: &[u8], host: &dyn Host) {
+        if self.end.is_none() {
+            self.end = Some(end.clone());
+            self.offer(Content::End(end.clone()), chunk, Amount::default(), host);
+        }
+    }
+
+    fn offer(&mut self, content: Content, bytes: &[u8], amount: Amount, host: &dyn Host) {
+        self.tally.received_events += amount.events;
+        while !self.lanes.wait_for_room(ROOM_POLL) && host.waits() {
+            self.tell_troubles(host);
+        }
+        let number = match &content {
+            Content::Block(header) => Some(header.number),
+            _ => None,
+        };
+        match self.pool.batch(content, bytes, amount, self.order) {
+            Some(batch) => self.lanes.offer(&batch),
+            None => self.lanes.refuse(amount, number),
+        }
+    }
+
+    fn tell_troubles(&self, host: &dyn Host) {
+        for (sink, trouble) in self.lanes.troubles() {
+            host.say(&format!("{sink}: {trouble}"));
+        }
+    }
+
+    /// What was lost before it came. A sender that says who it is tells its losses in the events
+    /// and at its end: what it has not told yet, the next sender of its ring will, so its notices
+    /// count nothing. For others they do. The total of a notice has no cause; what goes beyond
+    /// the causes known is for want of room in the ring, the only loss of a version 2 sender.
+    ///
+    /// What is missing by number is records; where the sender says that it did not send them, it
+    /// says how many events they were.
+    fn lost_before(&self) -> Losses {
+        let told = self.watch.told();
+        let mut stated = self.end.as_ref().map_or(told, |end| end.dropped_events);
+        if !self.tally.named {
+            stated.add(Cause::Full, self.noticed_events.saturating_sub(stated.sum()));
+        }
+        let lost = told.raised_to(&stated);
+        let not_sent = self.end.as_ref().map_or(Dropped::default(), |end| end.not_sent);
+        let missing = self.missing_records(&lost).saturating_sub(not_sent.records.sum());
+        let mut lost = lost.plus(&not_sent.events);
+        lost.add(Cause::Unacked, missing);
+        lost
+    }
+
+    /// Records that a sender which packs took out of its ring and that never came: numbers that
+    /// were passed over, and at its end all that it cannot account for.
+    fn missing_records(&self, lost: &Losses) -> u64 {
+        // Numbers of torn records are passed over, too.
+        let passed_over = self.numbers.missing_records().saturating_sub(lost.of(Cause::Torn));
+        let resumed = self.tally.resumed_behind.is_some();
+        let emitted = match &self.end {
+            Some(end) if end.reason == END_DONE && !resumed => end.emitted_records,
+            _ => None,
+        };
+        let came = self.packed_records.saturating_add(self.raw_records);
+        match (self.stream, emitted) {
+            (None, _) => 0,
+            (_, None) => passed_over,
+            (_, Some(emitted)) => {
+                passed_over.max(emitted.saturating_sub(came.saturating_add(lost.sum())))
+            }
+        }
+    }
+
+    fn say_how_it_ended(&self, host: &dyn Host) {
+        let came = self.raw_records;
+        match &self.end {
+            None if self.tally.named => host.say(
+                "the stream was cut off: its sender never said that it is done, \
+                 so what it still held is lost and not counted",
+            ),
+            Some(StreamEnd { delivered_records: Some(sent), .. })
+                if *sent > came && self.stream.is_none() =>
+            {
+                host.say(&format!("its sender counts {sent} records sent, but {came} came"));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! A server that passes its streams on to another one, and keeps the latest events in memory.
+
+mod common;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use callsight_format::*;
+use callsight_hub::Sink;
+use callsight_hub::forward::Forward;
+use callsight_hub::ingest::{Destinations, MakeSink, Options, Server};
+use callsight_hub::model::{Model, WriterId};
+use common::packed::*;
+use common::server::*;
+use common::*;
+
+const CALLS: u64 = 40;
+
+fn forwards_to(at: SocketAddr) -> Destinations {
+    let make: MakeSink = Box::new(move || Box::new(Forward::to(&at.to_string())) as Box<dyn Sink>);
+    Destinations { unpacked: false, sinks: vec![make] }
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+/// What a server behind another one got, and what that one had.
+fn chain(devices: impl FnOnce(SocketAddr, &Path)) -> (Served, Served) {
+    let mut first = None;
+    let second = serve(Some(1), |at| {
+        first = Some(run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at), devices));
+    });
+    (first.expect("it ran"), second)
+}
+
+#[test]
+fn the_next_server_has_the_same_bytes() {
+    let (first, second) = chain(|at, _| {
+        let mut device = Device::connect(at, 1);
+        blocks(200, CALLS).iter().for_each(|block| device.send(block));
+        device.end(200, 200 * CALLS * 2);
+    });
+    let [here, there] = [&first, &second].map(|served| chunks_of(&served.captures()[0]));
+    assert_eq!((here.len(), &here), (203, &there));
+    let account = first.lines.last().expect("a line");
+    assert!(
+        account.contains("(16000 events, 1 connection, 0 dropped; emitted 16000, unaccounted=0)"),
+        "{account}"
+    );
+}
+
+#[test]
+fn raw_events_are_passed_on_too() {
+    let (_, second) = chain(|at, _| {
+        let mut device = connect(at, ByteOrder::Big);
+        for _ in 0..30 {
+            send(&mut device, &chunk(CHUNK_EVENTS, &calls(3, 300, ByteOrder::Big), ByteOrder::Big));
+        }
+    });
+    assert_eq!(hooks(&events_of(&second.captures()[0])), 30 * 600);
+}
+
+#[test]
+fn a_next_server_that_is_not_there_costs_only_this_sink() {
+    let nobody = {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.local_addr().expect("an address")
+    };
+    let served = run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(nobody), |at, _| {
+        let mut device = Device::connect(at, 1);
+        blocks(30, CALLS).iter().for_each(|block| device.send(block));
+        device.end(30, 30 * CALLS * 2);
+    });
+    assert_eq!(numbers_of(&served.captures()[0]).len(), 30);
+    let account = served.lines.last().expect("a line");
+    assert!(account.contains("(0 events, 0 connections, 2400 dropped: 2400 unacked"), "{account}");
+    assert!(served.said("it is tried again and again"), "{:?}", served.lines);
+}
+
+#[test]
+fn a_next_server_that_is_stopped_and_comes_back_misses_nothing() {
+    let sent = blocks(300, CALLS);
+    let next_dir = folder();
+    let lines = Lines::default();
+    let next = |port| {
+        let options = options(next_dir.path(), NO_LIMITS, None, &lines);
+        Server::bind(Options { port, ..options }).expect("a server")
+    };
+    let early = next(0);
+    let at_next = early.local_addr();
+    let stop = [false, false].map(AtomicBool::new);
+    thread::scope(|scope| {
+        let [stop_early, stop_late] = &stop;
+        let running = scope.spawn(move || early.run(stop_early));
+        run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at_next), |at, _| {
+            let mut device = Device::connect(at, 1);
+            sent[..100].iter().for_each(|block| device.send(block));
+            device.wait_for(100);
+            stop_early.store(true, Ordering::Relaxed);
+            running.join().expect("no panic");
+            sent[100..200].iter().for_each(|block| device.send(block));
+            device.wait_for(200);
+            let late = next(at_next.port());
+            scope.spawn(move || late.run(stop_late));
+            sent[200..].iter().for_each(|block| device.send(block));
+            device.end(300, 300 * CALLS * 2);
+        });
+        stop_late.store(true, Ordering::Relaxed);
+    });
+    let numbers = numbers_of(&next_dir.path().join("trace.stream.1.0.bin"));
+    assert_eq!(numbers, (1..=300).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_model_has_the_latest_events_of_every_writer_while_they_run() {
+    let model = Model::default();
+    let of_server = model.clone();
+    let make: MakeSink = Box::new(move || of_server.sink());
+    let destinations = Destinations { unpacked: false, sinks: vec![make] };
+    run_server_on(folder(), NO_LIMITS, Some(1), destinations, |at, _| {
+        let mut device = Device::connect(at, 1);
+        blocks(90, CALLS).iter().for_each(|block| device.send(block));
+        while model.overview().events < 90 * CALLS * 2 {
+            thread::yield_now();
+        }
+        let overview = model.overview();
+        assert_eq!((overview.sessions, overview.writers), (1, 3));
+        let writer = |tid| WriterId { session: 1, pid: 7, tid };
+        assert_eq!(model.writers(), [1, 2, 3].map(writer));
+        let latest = model.latest(writer(2));
+        let all = 30 * CALLS * 2;
+        assert!(latest.iter().map(|event| event.ts).eq(10 + all - 1024..10 + all));
+        device.end(90, 90 * CALLS * 2);
+    });
+    assert_eq!((model.overview().sessions, model.overview().writers), (0, 0));
+}
+
+/// A chunk of 32 K raw events that no compression makes much smaller.
+fn large_chunk(number: u64) -> Vec<u8> {
+    let mut noise = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut event = |at: u64| {
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        noise ^= noise << 17;
+        let (func, call_site) = (noise, noise.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        Event { ts: at + 1, func, call_site, tid: 1, kind: (at % 2) as u8, frame: [0; 3] }
+    };
+    let events: Vec<u8> = (0..32 << 10).flat_map(|at| event(at).to_bytes(LE)).collect();
+    chunk(CHUNK_EVENTS, &events, LE)
+}
+
+#[test]
+fn a_next_server_that_stops_reading_holds_up_nobody_and_its_losses_are_counted() {
+    let stopped = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at_next = stopped.local_addr().expect("an address");
+    const CHUNKS: u64 = 60;
+    thread::scope(|scope| {
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            // It stays open and reads nothing.
+            let _open = stopped.accept().expect("a connection");
+            let _ = is_done.recv();
+        });
+        let served = run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at_next), |at, _| {
+            let mut device = connect(at, LE);
+            (1..=CHUNKS).for_each(|number| send(&mut device, &large_chunk(number)));
+        });
+        drop(done);
+        let sent = CHUNKS * (32 << 10);
+        assert_eq!(hooks(&events_of(&served.captures()[0])) as u64, sent);
+        assert_eq!(served.totals.unaccounted, 0);
+        let account = served.lines.last().expect("a line");
+        assert!(account.contains(" queue, ") && account.contains(" unacked; "), "{account}");
+        assert!(account.contains(&format!("emitted {sent}, unaccounted=0")), "{account}");
+    });
+}

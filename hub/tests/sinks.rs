@@ -1,0 +1,221 @@
+//! Sinks that fail, panic, lag or block, beside one that is well.
+
+mod common;
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender as Knob, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use callsight_format::*;
+use callsight_hub::stream::{Chunk, Item};
+use callsight_hub::{Batch, Deadline, Host, Session, SessionMeta, Sink, Tally, Unpacking};
+use common::*;
+
+const ORDER: ByteOrder = ByteOrder::NATIVE;
+/// Events of each batch here.
+const EVENTS: u64 = 20;
+
+/// Batches of that size that a queue takes: 16 MiB, each counted as 4 KiB.
+const QUEUE: u64 = 4096;
+
+/// What a sink of these tests does with each batch.
+type Act = Box<dyn FnMut(&Batch) -> io::Result<()> + Send>;
+
+struct Acting {
+    name: &'static str,
+    init: io::Result<()>,
+    act: Act,
+}
+
+impl Sink for Acting {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+    fn init(&mut self, _: &SessionMeta) -> io::Result<()> {
+        std::mem::replace(&mut self.init, Ok(()))
+    }
+    fn write(&mut self, batch: &Batch) -> io::Result<()> {
+        (self.act)(batch)
+    }
+}
+
+fn sink(
+    name: &'static str,
+    act: impl FnMut(&Batch) -> io::Result<()> + Send + 'static,
+) -> Box<dyn Sink> {
+    Box::new(Acting { name, init: Ok(()), act: Box::new(act) })
+}
+
+/// A sink that keeps the times of the events it got.
+fn keeping(kept: &Arc<Mutex<Vec<u64>>>) -> Box<dyn Sink> {
+    let (kept, mut unpacking) = (Arc::clone(kept), Unpacking::default());
+    sink("well", move |batch| {
+        let mut kept = kept.lock().expect("no panic");
+        unpacking.events(batch, |event| kept.push(event.ts)).map_err(io::Error::other)
+    })
+}
+
+/// A sink that waits for a knob to be turned, once a batch.
+fn waiting(name: &'static str) -> (Knob<()>, Box<dyn Sink>) {
+    let (knob, turned): (_, Receiver<()>) = channel();
+    let sink = sink(name, move |_| {
+        // A knob that is gone holds nobody up.
+        let _ = turned.recv();
+        Ok(())
+    });
+    (knob, sink)
+}
+
+/// Runs a session of `batches` batches, each with [`EVENTS`] events.
+fn run(batches: u64, sinks: Vec<Box<dyn Sink>>) -> (Tally, Vec<String>) {
+    let said = Mutex::new(Vec::new());
+    let say = |line: &str| said.lock().expect("lines").push(line.to_owned());
+    let mut session = Session::start(&SessionMeta::new(1, "test", origin(), ORDER), sinks);
+    for number in 0..batches {
+        take(&mut session, number, &say);
+    }
+    let tally = session.finish(0, &say);
+    for sink in &tally.sinks {
+        assert_eq!((sink.emitted_events, sink.unaccounted()), (batches * EVENTS, 0), "{sink:?}");
+    }
+    (tally, said.into_inner().expect("lines"))
+}
+
+fn take(session: &mut Session, number: u64, host: &dyn Host) {
+    let event =
+        |at: u64| Event { ts: 1 + number * EVENTS + at, kind: (at % 2) as u8, ..Event::default() };
+    let events: Vec<u8> = (0..EVENTS).flat_map(|at| event(at).to_bytes(ORDER)).collect();
+    session.take(&Chunk { bytes: &[], item: Item::Events(&events) }, host);
+}
+
+fn is_whole(kept: &Arc<Mutex<Vec<u64>>>, batches: u64) -> bool {
+    kept.lock().expect("no panic").iter().copied().eq(1..=batches * EVENTS)
+}
+
+#[test]
+fn a_sink_that_panics_hurts_no_other() {
+    let kept = Arc::default();
+    let mut left = 3;
+    let panics = sink("panics", move |_| {
+        left -= 1;
+        assert!(left > 0, "by intention");
+        Ok(())
+    });
+    let (tally, said) = run(1000, vec![panics, keeping(&kept)]);
+    assert!(is_whole(&kept, 1000));
+    assert_eq!(tally.sinks[1].delivered_events, 1000 * EVENTS);
+    assert_eq!(tally.sinks[0].delivered_events, 2 * EVENTS);
+    assert_eq!(tally.sinks[0].dropped_events.by_cause(), "19960 sink_dead");
+    assert_eq!(said, ["panics: failed (it panicked: by intention)"]);
+}
+
+#[test]
+fn a_sink_that_blocks_for_ever_is_left_behind_and_hurts_no_other() {
+    let kept = Arc::default();
+    let (knob, blocks) = waiting("blocks");
+    let (tally, said) = run(6000, vec![keeping(&kept), blocks]);
+    assert!(is_whole(&kept, 6000));
+    let [well, blocked] = &tally.sinks[..] else { panic!("two sinks") };
+    assert_eq!(well.delivered_events, 6000 * EVENTS);
+    assert_eq!(blocked.delivered_events, 0);
+    // One in its hands, and its queue.
+    assert_eq!(blocked.dropped_events.of(Cause::SinkDead), (QUEUE + 1) * EVENTS);
+    assert_eq!(blocked.dropped_events.of(Cause::Queue), (6000 - QUEUE - 1) * EVENTS);
+    assert!(said[0].starts_with("blocks: it did not end within 2 s"), "{said:?}");
+    drop(knob);
+}
+
+#[test]
+fn a_sink_that_cannot_begin_or_write_is_dead_with_its_reason() {
+    let kept = Arc::default();
+    let init = Err(io::ErrorKind::StorageFull.into());
+    let never = Acting { name: "never", init, act: Box::new(|_| panic!("it has not begun")) };
+    let fails = sink("fails", |_| Err(io::ErrorKind::BrokenPipe.into()));
+    let (tally, mut said) = run(50, vec![Box::new(never), fails, keeping(&kept)]);
+    assert!(is_whole(&kept, 50));
+    for dead in &tally.sinks[..2] {
+        assert_eq!(dead.dropped_events.of(Cause::SinkDead), 50 * EVENTS);
+    }
+    said.sort();
+    assert_eq!(said, ["fails: failed (broken pipe)", "never: cannot be begun (no storage space)"]);
+}
+
+#[test]
+fn a_lone_sink_that_lags_is_waited_for() {
+    let slow = sink("slow", |_| {
+        std::thread::sleep(Duration::from_micros(300));
+        Ok(())
+    });
+    let (tally, _) = run(1000, vec![slow]);
+    assert_eq!(tally.sinks[0].delivered_events, 1000 * EVENTS);
+}
+
+#[test]
+fn a_full_queue_drops_the_newest_and_goes_on_with_what_comes_later() {
+    let (knob, lags) = waiting("lags");
+    let kept = Arc::default();
+    let sinks = vec![lags, keeping(&kept)];
+    let mut session = Session::start(&SessionMeta::new(1, "test", origin(), ORDER), sinks);
+    let say = |_: &str| {};
+    let all_kept = |batches: u64| {
+        while (kept.lock().expect("no panic").len() as u64) < batches * EVENTS {
+            std::thread::yield_now();
+        }
+    };
+    for number in 0..QUEUE + 30 {
+        take(&mut session, number, &say);
+    }
+    all_kept(QUEUE + 30);
+    for _ in 0..100 {
+        knob.send(()).expect("it listens");
+    }
+    for number in QUEUE + 30..QUEUE + 40 {
+        take(&mut session, number, &say);
+    }
+    drop(knob);
+    let tally = session.finish(0, &say);
+    let lags = &tally.sinks[0];
+    let dropped = lags.dropped_events.of(Cause::Queue);
+    assert_eq!(lags.delivered_events + dropped, (QUEUE + 40) * EVENTS);
+    // One was in its hands, 29 found no room; of the last ten some may not have either.
+    assert!((29 * EVENTS..=40 * EVENTS).contains(&dropped), "{dropped}");
+    assert_eq!(tally.sinks[1].delivered_events, (QUEUE + 40) * EVENTS);
+}
+
+#[test]
+fn with_every_sink_dead_a_session_still_counts() {
+    let (tally, _) = run(500, vec![sink("dies", |_| panic!("by intention"))]);
+    assert_eq!(tally.sinks[0].dropped_events.of(Cause::SinkDead), 500 * EVENTS);
+    assert_eq!(tally.dropped_events().sum(), 500 * EVENTS);
+}
+
+#[test]
+fn what_a_sink_says_it_does_not_have_is_not_delivered() {
+    struct Halves(u64);
+    impl Sink for Halves {
+        fn name(&self) -> String {
+            "halves".to_owned()
+        }
+        fn init(&mut self, _: &SessionMeta) -> io::Result<()> {
+            Ok(())
+        }
+        fn write(&mut self, batch: &Batch) -> io::Result<()> {
+            self.0 += batch.hook_events() / 2;
+            Ok(())
+        }
+        fn flush(&mut self, deadline: Deadline) -> io::Result<()> {
+            assert!(deadline.left() <= Duration::from_secs(2));
+            self.0 += 1;
+            Ok(())
+        }
+        fn dropped(&self) -> callsight_hub::Losses {
+            let mut losses = callsight_hub::Losses::default();
+            losses.add(Cause::Unacked, self.0);
+            losses
+        }
+    }
+    let (tally, _) = run(10, vec![Box::new(Halves(0))]);
+    assert_eq!(tally.sinks[0].delivered_events, 10 * EVENTS - 101);
+    assert_eq!(tally.sinks[0].dropped_events.by_cause(), "101 unacked");
+}

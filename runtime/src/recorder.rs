@@ -1,0 +1,182 @@
+//! A thread that records: how it begins, when it is wanted, and what it owes the data beside its calls.
+
+use core::sync::atomic::Ordering::Acquire;
+
+use callsight_format::{Cause, EVENT_BYTES, KIND_MARKER, LossNote, MARK_CLOCK, StopReason};
+
+use crate::notes::{self, Again};
+use crate::process::{self, Sink};
+use crate::sys::{self, SignalsBlocked};
+use crate::threads::{self, EARLY, OWES_NAME, OWES_PROCESS, Thread, UNWANTED};
+use crate::window::{meta, store, tid_word};
+use crate::{clock, config, file, ring, sandbox, summary};
+
+/// The first hook of a thread, of a forked child's thread, or after libc zeroed the block.
+pub fn start_thread(thread: &mut Thread) {
+    let _blocked = SignalsBlocked::new();
+    let tid = sys::gettid();
+    let me = process::identity();
+    thread.cursor = 0;
+    thread.word = tid_word(tid);
+    thread.flags = OWES_PROCESS | OWES_NAME;
+    thread.windows = 0;
+    thread.skipped = process::take_early_events();
+    if thread.skipped > 0 {
+        thread.flags |= EARLY;
+    }
+    thread.anchored = clock::origin().t0_ticks;
+    thread.slot = core::ptr::null_mut();
+    thread.generation = process::generation();
+    if !config::get().wants_thread(name_of(&sys::thread_name())) {
+        // Without a window every hook comes the slow way.
+        thread.flags |= UNWANTED;
+        return;
+    }
+    if let Some(slot) = threads::take_slot(me.pid, tid) {
+        thread.slot = core::ptr::from_ref(slot).cast_mut();
+        match process::sink() {
+            Sink::Ring => ring::adopt(slot, tid),
+            Sink::File | Sink::Stream => thread.cursor = end_of_events(slot),
+            Sink::Summary => thread.cursor = summary::start(slot, tid),
+        }
+    }
+}
+
+fn name_of(name: &[u8; 16]) -> &[u8] {
+    let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    name.get(..len).unwrap_or(&[])
+}
+
+/// Where the thread that had this place before stopped writing; 0 when it had no window.
+fn end_of_events(slot: &threads::Slot) -> usize {
+    let window = slot.window.load(Acquire);
+    if window == 0 {
+        return 0;
+    }
+    let mut end = window + file::WINDOW_BYTES;
+    // SAFETY: windows stay mapped while a place names them.
+    while end > window && unsafe { *((end - EVENT_BYTES) as *const u64) } == 0 {
+        end -= EVENT_BYTES;
+    }
+    end
+}
+
+/// `TRACE_THREADS` is compared again at each of the first 64 hooks, then at every 64th: threads
+/// are often named after they started.
+pub fn has_become_wanted(thread: &mut Thread) -> bool {
+    thread.skipped = thread.skipped.saturating_add(1);
+    let ask = thread.skipped <= 64 || thread.skipped.is_multiple_of(64);
+    if !ask || !config::get().wants_thread(name_of(&sys::thread_name())) {
+        return false;
+    }
+    // This hook is not among those that were missed.
+    let missed = thread.skipped - 1;
+    start_thread(thread);
+    thread.skipped = thread.skipped.saturating_add(missed);
+    thread.flags & UNWANTED == 0
+}
+
+/// What a thread did before its name was one that is wanted, or before anything could be stored: the
+/// only hooks that are lost for coming inside of others or too early, since handlers of signals
+/// find the work of a hook done or not begun.
+pub fn missed(thread: &Thread) -> Option<LossNote> {
+    let events = u64::from(thread.skipped);
+    let is_early = thread.flags & EARLY != 0;
+    let cause = if is_early { Cause::Reentrant } else { Cause::Stopped } as u32;
+    (events > 0).then_some(LossNote { cause, events, first: 0, last: 0 })
+}
+
+/// Whether [`pay_notes`] has anything to do.
+pub fn owes_notes(thread: &Thread) -> bool {
+    thread.flags & (OWES_PROCESS | OWES_NAME) != 0 || process::owes_modules()
+}
+
+/// Stores what this thread owes the data before its next event; what finds no room stays owed.
+pub fn pay_notes(thread: &mut Thread) {
+    if thread.cursor & process::window_mask() == 0 {
+        // When there is a next window: in the first one `open_window` itself says who the process
+        // is.
+        return;
+    }
+    if thread.flags & OWES_PROCESS != 0 {
+        thread.flags &= !OWES_PROCESS;
+        if !notes::process(Again::No, &mut |func, site| store_note(thread, func, site)) {
+            thread.flags |= OWES_PROCESS;
+            return;
+        }
+        if let Some(note) = missed(thread) {
+            thread.skipped = 0;
+            notes::loss(&note, &mut |func, site| store_note(thread, func, site));
+        }
+    }
+    if process::take_duty_to_tell_modules()
+        && !notes::modules(true, &mut |func, site| store_note(thread, func, site))
+    {
+        process::give_back_duty_to_tell_modules();
+    }
+    if thread.flags & OWES_NAME != 0 {
+        thread.flags &= !OWES_NAME;
+        if !notes::thread_name(&mut |func, site| store_note(thread, func, site)) {
+            thread.flags |= OWES_NAME;
+        }
+    }
+}
+
+/// Stores one record of a note. It takes nothing from `TRACE_MAX` and is no loss when dropped.
+pub fn store_note(thread: &mut Thread, func: u64, site: u64) -> bool {
+    let tail = thread.word | meta(KIND_MARKER, 0);
+    let stored = store(thread, clock::now(), func, site, tail).is_ok();
+    if stored {
+        process::return_quota(1);
+    }
+    stored
+}
+
+/// Tells the data what changed in the module map; used around `dlclose`.
+pub fn tell_modules() {
+    if process::sink() == Sink::Summary {
+        return;
+    }
+    with_ready_thread(|thread| {
+        if !notes::modules(false, &mut |func, site| store_note(thread, func, site)) {
+            process::give_back_duty_to_tell_modules();
+        }
+    });
+}
+
+/// The last notes of the process: modules that came since, the end, and the closing anchor; in
+/// files the latter two are the last records, which [`file::close`] writes.
+pub fn tell_modules_and_end() {
+    with_ready_thread(|thread| {
+        notes::modules(false, &mut |func, site| store_note(thread, func, site));
+        if process::sink() == Sink::File {
+            return;
+        }
+        notes::stop(StopReason::End, b"", &mut |func, site| store_note(thread, func, site));
+        let (ticks, ns) = clock::anchor();
+        if clock::is_ticks() {
+            let tail = thread.word | meta(KIND_MARKER, 0);
+            let _ = store(thread, ticks, MARK_CLOCK, ns, tail);
+        }
+    });
+}
+
+/// Does `work` if the calling thread may record, and sets it up for that where it must be.
+pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
+    if process::is_off() || process::generation() == 0 || process::is_late() {
+        return;
+    }
+    if !process::ensure_ready() || process::is_off() {
+        return;
+    }
+    // SAFETY: the thread pointer is set: the process is ready.
+    let thread = unsafe { &mut *threads::current() };
+    if sandbox::holds(thread) {
+        return;
+    }
+    if thread.generation != process::generation() {
+        start_thread(thread);
+    }
+    pay_notes(thread);
+    work(thread);
+}

@@ -1,0 +1,317 @@
+//! Rings of this machine: listed, told what to do, removed when nobody uses them, and looked into
+//! while they are used.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use callsight_tests::{Built, Calls, Hooks, Program, Ran, Report, Ring, Shell};
+use serde_json::Value;
+
+const PRODUCER: &str = include_str!("../programs/producer.c");
+/// How long anything here may take before the test says that it hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program that records into a ring.
+struct Running {
+    child: Child,
+    ring: Ring,
+    shell: Shell,
+}
+
+impl Running {
+    /// Starts it, and waits until there is something of it in the ring.
+    fn start(program: &Built, arguments: &str, ring_bytes: u64) -> Running {
+        let ring = Ring::new();
+        let shell = program.shell();
+        let mut command = Command::new(&program.exe);
+        let prepared = shell.prepare(command.args(arguments.split_whitespace()));
+        prepared
+            .env("TRACE_ENABLE", "1")
+            .env("TRACE_SHM", ring.name())
+            .env("TRACE_SHM_SIZE", ring_bytes.to_string())
+            .stdout(Stdio::null());
+        let child = prepared.spawn().expect("start the program");
+        let running = Running { child, ring, shell };
+        running.until("there are events", |ring| ring["held_events"].as_u64() > Some(5000));
+        running
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// What `callsight rings` says of the ring.
+    fn listed(&self) -> Value {
+        listed(&self.shell, self.ring.name()).expect("it is listed")
+    }
+
+    fn held_events(&self) -> u64 {
+        self.listed()["held_events"].as_u64().expect("a number")
+    }
+
+    /// How many there are once there are no more of them.
+    #[track_caller]
+    fn settled_events(&self) -> u64 {
+        let (begin, mut before) = (Instant::now(), u64::MAX);
+        loop {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = self.held_events();
+            if now == before {
+                return now;
+            }
+            assert!(begin.elapsed() < PATIENCE, "never so: nothing is recorded any more");
+            before = now;
+        }
+    }
+
+    #[track_caller]
+    fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) {
+        let begin = Instant::now();
+        while !listed(&self.shell, self.ring.name()).is_some_and(|ring| holds(&ring)) {
+            assert!(begin.elapsed() < PATIENCE, "never so: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn callsight(&self, line: &str) -> Ran {
+        self.shell.callsight(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Waits for its end, or ends it.
+    fn end(&mut self, kill: bool) {
+        if kill {
+            self.child.kill().expect("kill the program");
+        }
+        self.child.wait().expect("its end");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn listed(shell: &Shell, name: &str) -> Option<Value> {
+    let ran = shell.callsight(&["rings", "--json"]);
+    assert_eq!(ran.code, 0, "{ran}");
+    let list: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    list["rings"].as_array().expect("rings").iter().find(|ring| ring["name"] == name).cloned()
+}
+
+fn true_calls(arguments: &str) -> Calls {
+    Program::c(PRODUCER).build(Hooks::Count).counted(arguments).1.calls
+}
+
+#[test]
+fn a_ring_in_use_is_listed_and_not_removed() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let running = Running::start(&program, "10000000 1 2000", 1 << 20);
+    let ring = running.listed();
+    assert_eq!(
+        (&ring["abandoned"], &ring["version"], &ring["command"]),
+        (&Value::from(false), &Value::from(3), &Value::from("record")),
+        "{ring}"
+    );
+    let process = &ring["processes"][0];
+    assert_eq!(process["pid"], running.child.id(), "{ring}");
+    assert_eq!((&process["alive"], &process["attached"]), (&Value::from(true), &Value::from(true)));
+    let exe = fs::canonicalize(&program.exe).expect("its path");
+    assert_eq!(process["executable"], exe.to_str().expect("text"), "{ring}");
+    assert_eq!(ring["drain"], Value::Null);
+    let text = running.callsight("rings").stdout;
+    assert!(text.contains(&format!("{}: version 3", running.ring.name())), "{text}");
+    assert!(
+        text.contains(&format!("process {} (alive): {}", running.pid(), exe.display())),
+        "{text}"
+    );
+    let refused = running.callsight(&format!("rings --remove {}", running.ring.name()));
+    refused.refused(&[running.ring.name(), "in use"]);
+    assert!(running.ring.exists());
+}
+
+#[test]
+fn a_ring_of_the_dead_is_removed_and_what_was_in_it_is_said() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let ring = Ring::new();
+    let shell = program.shell().env("TRACE_ENABLE", "1").env("TRACE_SHM", ring.name());
+    // Killed, and not even a drain was ever there.
+    assert_eq!(shell.run("exec ./prog 1000 1 0 kill").code, 137);
+    let listed = listed(&shell, ring.name()).expect("it is listed");
+    assert_eq!(
+        (&listed["abandoned"], &listed["held_events"]),
+        (&Value::from(true), &Value::from(2005)),
+        "{listed}"
+    );
+    assert_eq!(listed["processes"][0]["alive"], false);
+    let removed = shell.callsight(&["rings", "--remove", ring.name()]);
+    assert_eq!(removed.code, 0, "{removed}");
+    assert_eq!(
+        removed.stdout,
+        format!("removed {}: 2005 events were in it, 0 dropped\n", ring.name())
+    );
+    assert!(!ring.exists());
+    // There is nothing to do any more.
+    assert_eq!(shell.callsight(&["rings", "--remove", ring.name()]).all(), "");
+}
+
+#[test]
+fn a_ring_of_version_2_is_listed_and_removed_but_told_nothing() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let ring = Ring::new();
+    let shell = program.shell().env("TRACE_ENABLE", "1").env("TRACE_SHM", ring.name());
+    assert_eq!(shell.clone().env("TRACE_RING", "2").run("exec ./prog 1000 1 0 exit").code, 0);
+    let listed = listed(&shell, ring.name()).expect("it is listed");
+    assert_eq!((&listed["version"], &listed["abandoned"]), (&2.into(), &true.into()), "{listed}");
+    let held = listed["held_events"].as_u64().expect("a number");
+    assert!(held >= 2006, "{listed}");
+    shell.callsight(&["rings", "--pause", ring.name()]).refused(&["version 2", "TRACE_RING=3"]);
+    let removed = shell.callsight(&["rings", "--remove", ring.name()]);
+    assert!(removed.stdout.contains(&format!("{held} events were in it")), "{removed}");
+    assert!(!ring.exists());
+}
+
+#[test]
+fn a_ring_that_a_drain_waits_on_is_not_abandoned() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let mut running = Running::start(&program, "10000000 1 2000", 1 << 20);
+    let name = running.ring.name().to_owned();
+    let line = format!("exec callsight drain --reconnect {name} 127.0.0.1 9");
+    let mut command = Command::new("bash");
+    let mut drain = running
+        .shell
+        .prepare(command.args(["-c", &line]).stderr(Stdio::null()))
+        .spawn()
+        .expect("start a drain");
+    running.until("the drain is there", |ring| ring["drain"]["alive"] == true);
+    running.end(true);
+    assert_eq!(running.listed()["abandoned"], false);
+    running.callsight(&format!("rings --remove {name}")).refused(&[&name]);
+    drain.kill().expect("kill the drain");
+    drain.wait().expect("its end");
+    assert_eq!(running.callsight(&format!("rings --remove {name}")).code, 0);
+    assert!(!running.ring.exists());
+}
+
+#[test]
+fn a_ring_that_was_never_named_goes_when_its_maker_is_long_gone() {
+    // No pid is so high.
+    let names = ["/.callsight-4194304999", "/.callsight-1"].map(|name| format!("/dev/shm{name}"));
+    for name in &names {
+        let file = File::create(name).expect("a ring to be");
+        file.set_modified(SystemTime::now() - Duration::from_secs(3600)).expect("its age");
+        fs::set_permissions(name, Permissions::from_mode(0o600)).expect("its mode");
+    }
+    let shell = Shell::new(std::env::temp_dir());
+    let [gone, living] = ["/.callsight-4194304999", "/.callsight-1"].map(|name| {
+        let ran = shell.callsight(&["rings", "--remove", name]);
+        (ran.code, std::path::Path::new("/dev/shm").join(&name[1..]).exists())
+    });
+    names.iter().for_each(|name| drop(fs::remove_file(name)));
+    assert_eq!((gone, living), ((0, false), (2, true)));
+}
+
+#[test]
+fn a_program_pauses_goes_on_and_stops_as_its_ring_is_told() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let running = Running::start(&program, "100000000 1 20000", 256 << 20);
+    let name = running.ring.name().to_owned();
+    assert_eq!(running.callsight(&format!("rings --pause {name}")).code, 0);
+    assert_eq!(running.listed()["command"], "pause");
+    let before = running.settled_events();
+    assert_eq!(running.callsight(&format!("rings --resume {}", &name[1..])).code, 0);
+    running
+        .until("it is recorded again", |ring| ring["held_events"].as_u64() > Some(before + 5000));
+    assert_eq!(running.listed()["dropped"], serde_json::json!({}), "a pause is no loss");
+    assert_eq!(running.callsight(&format!("rings --stop {name}")).code, 0);
+    running.until("it is counted", |ring| ring["dropped"]["stopped"].as_u64() > Some(0));
+}
+
+#[test]
+fn what_is_no_ring_is_told_nothing() {
+    let shell = Shell::new(std::env::temp_dir());
+    shell.callsight(&["rings", "--pause", "/callsight-absent"]).refused(&["callsight-absent"]);
+    shell.callsight(&["rings", "--stop", "a/b"]).refused(&["a/b", "/callsight0"]);
+    let ring = Ring::new();
+    let path = format!("/dev/shm{}", ring.name());
+    fs::write(&path, [0; 5000]).expect("no ring");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its mode");
+    shell.callsight(&["rings", "--resume", ring.name()]).refused(&["not a ring of callsight"]);
+    assert_eq!(listed(&shell, ring.name()), None, "others' objects are not ours to list");
+}
+
+#[test]
+fn a_snapshot_has_all_that_a_ring_holds_and_disturbs_nothing() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let arguments = "60000 3 10000";
+    let mut running = Running::start(&program, arguments, 64 << 20);
+    let taken = running.callsight(&format!("snapshot {} --out now", running.pid()));
+    assert_eq!(taken.code, 0, "{taken}");
+    let report = Report::of(&running.shell, &["now"]);
+    assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
+    assert_eq!(report.lost(), 0, "{:?}", report.notices());
+    assert!(report.calls()["leaf"][0] > 1000, "{:?}", report.calls());
+    assert!(taken.stdout.contains(&format!("{} events of", report.number("events"))), "{taken}");
+    assert_eq!(taken.stdout.lines().count(), 1, "nothing is missing: {taken}");
+    // There is no second one of the same name by accident.
+    let again = running.callsight(&format!("snapshot {} --out now", running.pid()));
+    again.refused(&["trace.", "--out"]);
+    running.end(false);
+    let drained = running.callsight(&format!("drain --file traces {}", running.ring.name()));
+    assert_eq!(drained.code, 0, "{drained}");
+    assert_eq!(program.report().calls(), true_calls(arguments), "{drained}");
+}
+
+#[test]
+fn a_snapshot_of_a_killed_program_is_its_last_word() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let mut running = Running::start(&program, "4000 2 0 kill", 16 << 20);
+    running.end(false);
+    let taken = running.callsight(&format!("snapshot {}", running.pid()));
+    assert_eq!(taken.code, 0, "{taken}");
+    let report = Report::of(&running.shell, &[&format!("snapshot.{}", running.pid())]);
+    assert_eq!(report.calls(), true_calls("4000 2 0 exit"), "{:?}", report.notices());
+    assert_eq!(report.lost(), 0, "{:?}", report.notices());
+}
+
+#[test]
+fn snapshots_beside_a_busy_drain_never_contradict_themselves() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let arguments = "20000000 2 200";
+    let mut running = Running::start(&program, arguments, 256 << 10);
+    let name = running.ring.name().to_owned();
+    let mut command = Command::new("bash");
+    let line = format!("exec callsight drain --file traces {name}");
+    let mut drain = running
+        .shell
+        .prepare(command.args(["-c", &line]).stderr(Stdio::null()))
+        .spawn()
+        .expect("start a drain");
+    running.until("the drain is there", |ring| ring["drain"]["alive"] == true);
+    let mut taken = 0;
+    for number in 0..20 {
+        let ran = running.callsight(&format!("snapshot {} --out now{number}", running.pid()));
+        // Now and then a drain has just taken all.
+        if ran.stderr.contains("holds no record of it now") {
+            continue;
+        }
+        assert_eq!(ran.code, 0, "{ran}");
+        let report = Report::of(&running.shell, &[&format!("now{number}")]);
+        assert_eq!(report.number("unmatched_exits"), 0, "{ran}{:?}", report.notices());
+        taken += u32::from(report.number("events") > 0);
+    }
+    assert!(taken > 0, "no snapshot had an event");
+    running.end(true);
+    assert!(drain.wait().expect("its end").success());
+    let report = program.report();
+    assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
+}
+
+#[test]
+fn who_is_in_no_ring_has_no_snapshot() {
+    let shell = Shell::new(std::env::temp_dir());
+    shell.callsight(&["snapshot", "1"]).refused(&["process 1", "TRACE_SHM"]);
+}

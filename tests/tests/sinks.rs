@@ -1,0 +1,284 @@
+//! Where the events of a run go: files, a server, both, or nowhere; by flags, environment and
+//! callsight.toml. The program is none the wiser.
+
+use std::fs;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use callsight_tests::{Built, Calls, Hooks, Program, Ran, Report, Ring, Server};
+
+const FANOUT: &str = include_str!("../programs/fanout.c");
+const PRODUCER: &str = include_str!("../programs/producer.c");
+
+fn true_calls(program: &Program, arguments: &str) -> Calls {
+    program.build(Hooks::Count).counted(arguments).1.calls
+}
+
+/// `callsight run FLAGS -- ./prog ARGUMENTS`.
+fn run(program: &Built, flags: &str, arguments: &str) -> Ran {
+    program.shell().run(&format!("exec callsight run {flags} -- ./prog {arguments}"))
+}
+
+fn captures(program: &Built, folder: &str) -> usize {
+    let entries = fs::read_dir(program.folder().join(folder)).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "bin")).count()
+}
+
+/// A port on which nobody listens.
+fn deaf_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its number").port()
+}
+
+#[test]
+fn the_drain_is_built_in() {
+    let program = Program::c(FANOUT);
+    let traced = program.build(Hooks::Ours);
+    let (ring, shell) = (Ring::new(), traced.tracing());
+    let name = ring.name().to_owned();
+    let ran = shell.env("TRACE_SHM", &name).env("TRACE_SHM_SIZE", "67108864").ok(&format!(
+        "callsight drain --file traces {name} 2>said & drain=$!\n./prog 20\nwait $drain\ncat said >&2"
+    ));
+    assert!(ran.stderr.contains("unaccounted=0") && !ring.exists(), "{ran}");
+    assert_eq!(traced.report().calls(), true_calls(&program, "20"), "{ran}");
+    let help = traced.shell().callsight(&["drain", "--help"]);
+    assert!(help.code == 0 && help.stdout.contains("SHM [HOST PORT]"), "{help}");
+    traced.shell().callsight(&["drain", "a/b/c", "127.0.0.1", "9001"]).refused(&["a/b/c"]);
+}
+
+#[test]
+fn a_path_and_a_server_both_get_every_event() {
+    let program = Program::c(FANOUT);
+    let traced = program.build(Hooks::Ours);
+    let server = Server::ours(&traced.shell(), &["--out", "served"]);
+    let flags = format!("--path kept --live 127.0.0.1:{} --ring-mb 64 --format json", server.port);
+    let ran = run(&traced, &flags, "50");
+    let served = server.stop();
+    let plain = traced.plain("50");
+    assert_eq!((ran.code, ran.stdout.starts_with(&plain.stdout)), (0, true), "{ran}");
+    let calls = true_calls(&program, "50");
+    assert_eq!(Report::parse(&ran.stdout[plain.stdout.len()..]).calls(), calls, "{ran}");
+    assert_eq!(Report::of(&traced.shell(), &["served"]).calls(), calls, "{served}");
+    for sink in ["live", "file"] {
+        assert!(ran.stderr.contains(&format!("trace_stream: {sink}: 332552 delivered")), "{ran}");
+    }
+    assert!(ran.stderr.contains("332552 events forwarded, 0 dropped, unaccounted=0"), "{ran}");
+}
+
+#[test]
+fn a_server_alone_gets_the_events_and_the_program_keeps_its_exit_code() {
+    let program = Program::c(PRODUCER);
+    let traced = program.build(Hooks::Ours);
+    let server = Server::ours(&traced.shell(), &["--out", "served"]);
+    let ran = run(&traced, &format!("--live 127.0.0.1:{}", server.port), "20000 2 1000 quit");
+    server.stop();
+    assert_eq!((ran.code, ran.stdout.as_str()), (7, "done 40000\n"), "{ran}");
+    assert!(ran.stderr.contains("the report is made there"), "{ran}");
+    assert_eq!(captures(&traced, "traces"), 0, "{ran}");
+    let report = Report::of(&traced.shell(), &["served"]);
+    assert_eq!(report.calls()["leaf"], [40000], "{:?}", report.notices());
+}
+
+#[test]
+fn without_a_server_the_program_runs_and_its_file_is_whole() {
+    let program = Program::c(FANOUT);
+    let traced = program.build(Hooks::Ours);
+    let flags = format!("--path kept --live 127.0.0.1:{} --ring-mb 64", deaf_port());
+    let ran = run(&traced, &flags, "20");
+    assert_eq!(ran.code, 0, "{ran}");
+    assert!(ran.stdout.starts_with(&traced.plain("20").stdout), "{ran}");
+    assert!(ran.stderr.contains("Connection refused"), "{ran}");
+    assert!(ran.stderr.contains("file: 133052 delivered, 0 dropped, unaccounted=0"), "{ran}");
+    let report = Report::of(&traced.shell(), &["kept"]);
+    assert_eq!(report.calls(), true_calls(&program, "20"), "{ran}");
+}
+
+#[test]
+fn a_server_that_is_not_found_costs_the_program_nothing() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let ran = run(&traced, "--path kept --live nobody.invalid:9001 --ring-mb 64", "5");
+    assert_eq!(ran.code, 0, "{ran}");
+    assert!(ran.stderr.contains("find the server nobody.invalid"), "{ran}");
+    assert!(ran.stderr.contains("goes on without the server"), "{ran}");
+    assert_eq!(Report::of(&traced.shell(), &["kept"]).number("events"), 33302, "{ran}");
+    let ran = run(&traced, "--live nobody.invalid:9001", "5");
+    assert_eq!((ran.code, &ran.stdout), (0, &traced.plain("5").stdout), "{ran}");
+    assert!(ran.stderr.contains("this run is not streamed"), "{ran}");
+}
+
+#[test]
+fn what_no_server_took_is_counted_and_no_ring_is_left() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let ran = run(&traced, &format!("--live 127.0.0.1:{} --ring-mb 1", deaf_port()), "50");
+    assert_eq!((ran.code, &ran.stdout), (0, &traced.plain("50").stdout), "{ran}");
+    let line = ran.stderr.lines().find(|line| line.contains("are given up with the ring"));
+    let numbers = line.unwrap_or_else(|| panic!("{ran}")).split(|c: char| !c.is_ascii_digit());
+    let sum: u64 = numbers.filter_map(|number| number.parse::<u64>().ok()).sum();
+    assert_eq!(sum, 332552, "{ran}");
+    let name = ran.stderr.split("/callsight-run-").nth(1);
+    assert!(name.is_none(), "{ran}");
+}
+
+/// Goes on for a while after it was interrupted, and leaves a child that goes on longer.
+const LINGERING: &str = r#"
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+static volatile sig_atomic_t interrupted;
+__attribute__((no_instrument_function)) static void note(int number) { interrupted = number; }
+static void one_more(void) { usleep(1000); }
+int main(void)
+{
+    signal(SIGINT, note);
+    puts("ready");
+    fflush(stdout);
+    while (!interrupted)
+        usleep(1000);
+    for (int i = 0; i < 100; i++)
+        one_more();
+    puts("interrupted");
+    fflush(stdout);
+    if (fork() == 0)
+        for (int i = 0; i < 500; i++)
+            one_more();
+    return 3;
+}
+"#;
+
+#[test]
+fn an_interrupt_is_the_programs_and_its_children_are_waited_for() {
+    let traced = Program::c(LINGERING).build(Hooks::Ours);
+    let server = Server::ours(&traced.shell(), &["--out", "served"]);
+    let script = format!(
+        "set -m\ncallsight run --path kept --live 127.0.0.1:{} -- ./prog >said & run=$!\n\
+         until grep -q ready said; do sleep 0.05; done\nkill -INT -- -$run\n\
+         wait $run || echo code $?\nhead -2 said",
+        server.port
+    );
+    let ran = traced.shell().ok(&script);
+    server.stop();
+    assert_eq!(ran.stdout, "code 3\nready\ninterrupted\n", "{ran}");
+    for folder in ["kept", "served"] {
+        let report = Report::of(&traced.shell(), &[folder]);
+        assert_eq!(report.calls()["one_more"], [600], "{folder}: {ran}");
+        assert_eq!(report.lost(), 0, "{folder}: {ran}");
+    }
+}
+
+#[test]
+fn a_program_that_cannot_start_leaves_no_drain_behind() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let begin = Instant::now();
+    let ran =
+        traced.shell().callsight(&["run", "--no-check", "--live", "127.0.0.1:9", "--", "./absent"]);
+    assert_eq!(ran.code, 2, "{ran}");
+    assert!(ran.stderr.contains("run ./absent"), "{ran}");
+    // It would wait for a ring for ever; the run has waited for its end.
+    assert!(ran.stderr.contains("stopped before a traced program had begun"), "{ran}");
+    assert!(begin.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn flags_come_before_the_environment_and_that_before_the_nearest_file() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let deep = traced.folder().join("a/b");
+    fs::create_dir_all(&deep).expect("folders");
+    fs::write(traced.folder().join("callsight.toml"), "[sinks]\npath = \"of-file\"\n")
+        .expect("write");
+    let shell = |script: &str| traced.shell().ok(&format!("cd a/b\n{script}"));
+    shell("callsight run -- ../../prog 1");
+    assert_eq!((captures(&traced, "of-file"), captures(&traced, "a/b/traces")), (1, 0));
+    shell("TRACE_DIR=of-runtime callsight run -- ../../prog 1");
+    assert_eq!(captures(&traced, "a/b/of-runtime"), 1);
+    shell("TRACE_DIR=other CALLSIGHT_PATH=of-variable callsight run -- ../../prog 1");
+    assert_eq!((captures(&traced, "a/b/of-variable"), captures(&traced, "a/b/other")), (1, 0));
+    shell("CALLSIGHT_PATH=another callsight run --path of-flag -- ../../prog 1");
+    assert_eq!((captures(&traced, "a/b/of-flag"), captures(&traced, "a/b/another")), (1, 0));
+}
+
+#[test]
+fn a_file_and_the_environment_attach_a_server_without_any_flag() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let server = Server::ours(&traced.shell(), &["--out", "served"]);
+    let address = format!("127.0.0.1:{}", server.port);
+    let sinks = format!("[sinks]\npath = 'kept' # here\nlive = '{address}'\n");
+    fs::create_dir(traced.folder().join("callsight")).expect("a folder");
+    fs::write(traced.folder().join("callsight/callsight.toml"), sinks).expect("write");
+    let ran = run(&traced, "", "5");
+    assert_eq!((ran.code, captures(&traced, "kept")), (0, 1), "{ran}");
+    fs::remove_dir_all(traced.folder().join("callsight")).expect("remove it");
+    let ran = traced.shell().env("CALLSIGHT_LIVE", &address).run("callsight run -- ./prog 5");
+    assert_eq!((ran.code, captures(&traced, "traces")), (0, 0), "{ran}");
+    let ran =
+        traced.shell().env("CALLSIGHT_LIVE", &address).run("callsight run --live '' -- ./prog");
+    assert_eq!((ran.code, captures(&traced, "traces")), (0, 1), "{ran}");
+    server.stop();
+    assert_eq!(Report::of(&traced.shell(), &["served"]).number("events"), 2 * 33302);
+}
+
+#[test]
+fn a_run_without_any_sink_is_one_line_and_the_program() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let ran = run(&traced, "--path ''", "5");
+    assert_eq!((ran.code, &ran.stdout), (0, &traced.plain("5").stdout), "{ran}");
+    assert!(ran.stderr.contains("nothing is recorded"), "{ran}");
+    assert_eq!(ran.stderr.lines().count(), 1, "{ran}");
+    assert_eq!(captures(&traced, "traces"), 0);
+}
+
+#[test]
+fn sinks_that_are_not_understood_are_refused_before_the_program_runs() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let shell = traced.shell();
+    shell.callsight(&["run", "--live", "host", "--", "./prog"]).refused(&["host", "HOST:PORT"]);
+    let variable = shell.clone().env("CALLSIGHT_LIVE", "host:0");
+    variable.callsight(&["run", "--", "./prog"]).refused(&["CALLSIGHT_LIVE", "HOST:PORT"]);
+    fs::write(traced.folder().join("callsight.toml"), "[sinks]\nport = '9001'\n").expect("write");
+    shell.callsight(&["run", "--", "./prog"]).refused(&["callsight.toml:2", "port = '9001'"]);
+}
+
+#[test]
+fn a_drain_that_is_killed_is_replaced_and_no_event_is_lost() {
+    let program = Program::c(PRODUCER);
+    let traced = program.build(Hooks::Ours);
+    let server = Server::ours(&traced.shell(), &["--out", "served"]);
+    // The first child of the run is the drain.
+    let script = format!(
+        "callsight run --live 127.0.0.1:{} --ring-mb 64 -- ./prog 200000 2 5000 & run=$!\n\
+         sleep 0.4\nkill -KILL $(cut -d ' ' -f 1 /proc/$run/task/$run/children)\nwait $run",
+        server.port
+    );
+    let ran = traced.shell().ok(&script);
+    server.stop();
+    assert_eq!(ran.stdout, "done 400000\n", "{ran}");
+    assert!(ran.stderr.contains("the drain was killed"), "{ran}");
+    let report = Report::of(&traced.shell(), &["served"]);
+    assert_eq!(report.calls(), true_calls(&program, "200000 2 5000"), "{ran}");
+    assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
+}
+
+#[test]
+fn serve_drains_a_ring_of_its_machine_as_often_as_programs_use_it() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let ring = Ring::new();
+    let shell = traced.shell().env("TRACE_ENABLE", "1").env("TRACE_SHM", ring.name());
+    let shell = shell.env("TRACE_SHM_SIZE", "67108864");
+    let is_drained = || {
+        let begin = Instant::now();
+        while ring.exists() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the ring is not drained");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    // Once before it is there, twice beside it.
+    shell.ok("./prog 20");
+    assert!(ring.exists());
+    let server = Server::ours(&traced.shell(), &["--out", "traces", "--ring", ring.name()]);
+    is_drained();
+    for _ in 0..2 {
+        shell.ok("./prog 20");
+        is_drained();
+    }
+    let said = server.stop();
+    assert_eq!(traced.report().number("events"), 3 * 133052, "{said}");
+}
