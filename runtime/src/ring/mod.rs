@@ -252,8 +252,16 @@ fn fill_page_header(
     field!(word64, page, start).store(me.start, Relaxed);
     let lost = place.ring_lost.load(Relaxed);
     field!(word64, page, first).store(stored.wrapping_add(lost), Relaxed);
-    field!(word64, page, lost_total).store(lost, Relaxed);
     field!(word64, page, begin).store(place.ring_begin.load(Relaxed), Relaxed);
+    // A free page holds zeros.
+    if lost != 0 {
+        fill_losses(page, place, writer, lost);
+    }
+    field!(word32, page, pid).store(me.pid, Release);
+}
+
+fn fill_losses(page: *const PageHeader, place: &Slot, writer: *const RingWriter, lost: u64) {
+    field!(word64, page, lost_total).store(lost, Relaxed);
     field!(word64, page, begin_lost).store(place.ring_begin_lost.load(Relaxed), Relaxed);
     let causes = [Cause::Full, Cause::Reentrant, Cause::Fork, Cause::Torn];
     for (index, cause) in causes.into_iter().enumerate() {
@@ -261,7 +269,6 @@ fn fill_page_header(
         let lost = dropped(writer, cause).load(Relaxed) as u32;
         word32(at.wrapping_add(2 + index)).store(lost, Relaxed);
     }
-    field!(word32, page, pid).store(me.pid, Release);
 }
 
 const _: () = assert!(offset_of!(PageHeader, lost_before) == 8 + offset_of!(PageHeader, first));
@@ -270,7 +277,16 @@ const _: () = assert!(offset_of!(PageHeader, lost_before) == 8 + offset_of!(Page
 fn take_free_page(owner: u64) -> Option<*const PageHeader> {
     let (base, layout) = (base(), *layout());
     let first = base + layout.pages_offset as usize;
-    for word in 0..layout.page_count.div_ceil(64) {
+    let words = layout.page_count.div_ceil(64);
+    let mut word = 0;
+    while word < words {
+        // Two at a time where all are held, which is when it takes longest.
+        let two = word + 1 < words;
+        if two && free_bits(base, word).load(Relaxed) | free_bits(base, word + 1).load(Relaxed) == 0
+        {
+            word += 2;
+            continue;
+        }
         let bits = free_bits(base, word);
         let mut free = bits.load(Relaxed);
         while free != 0 {
@@ -290,6 +306,7 @@ fn take_free_page(owner: u64) -> Option<*const PageHeader> {
                 return Some(page);
             }
         }
+        word += 1;
     }
     None
 }
@@ -299,6 +316,12 @@ pub fn give_back(first: usize) {
     let page = (first - PAGE_HEADER_BYTES) as *const PageHeader;
     let index = page_index(page as usize);
     field!(word32, page, pid).store(0, Relaxed);
+    field!(word64, page, lost_total).store(0, Relaxed);
+    field!(word64, page, begin_lost).store(0, Relaxed);
+    for pair in 0..2 {
+        let at = field!(word64, page, first) as *const AtomicU64 as *const u64;
+        word64(at.wrapping_add(1 + pair)).store(0, Relaxed);
+    }
     field!(word64, page, owner).store(0, Release);
     free_bits(base(), index / 64).fetch_or(1 << (index % 64), Release);
 }
