@@ -9,6 +9,7 @@ mod kills;
 mod pool;
 mod restart;
 mod sinks;
+mod spare;
 mod support;
 
 /// Whether the server of the tests greets: this one is of version 2.

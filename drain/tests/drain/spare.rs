@@ -1,0 +1,65 @@
+//! The ring that a waiting drain keeps ready.
+
+use std::mem::offset_of;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use callsight_format::{
+    COMMAND_RECORD, RING_CONTROL_OFFSET, RING_MAGIC, RING_VERSION, RingControl, RingHeader,
+    RingLayout,
+};
+
+use crate::support::{Drain, drain_binary, wait_until};
+
+/// What a process would find that looks for the ring, and beside it.
+fn names(test: &str) -> (String, PathBuf, PathBuf) {
+    let name = format!("callsight-spare-test-{}-{test}", std::process::id());
+    let path = |prefix: &str| PathBuf::from(format!("/dev/shm/{prefix}{name}"));
+    let (ring, spare) = (path(""), path(".callsight-spare-"));
+    (format!("/{name}"), ring, spare)
+}
+
+#[test]
+fn a_waiting_drain_has_a_whole_ring_ready_that_a_process_can_take() {
+    let (name, ring, spare) = names("taken");
+    let drain = Drain::with_arguments(&drain_binary(), &[&name, "127.0.0.1", "9"]);
+    wait_until("there is a spare", || spare.exists());
+    let layout = RingLayout::of(0);
+    let stat = spare.metadata().expect("a file");
+    assert_eq!(stat.len(), layout.total_bytes);
+    assert!(stat.blocks() * 512 >= layout.total_bytes, "it has holes");
+    assert_eq!(stat.mode() & 0o777, 0o600);
+    let bytes = std::fs::read(&spare).expect("read it");
+    let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+    assert_eq!(bytes[..8], RING_MAGIC);
+    assert_eq!(word(offset_of!(RingHeader, version)), RING_VERSION);
+    assert_eq!(word(offset_of!(RingHeader, capacity)), layout.capacity);
+    let control = |at| word(RING_CONTROL_OFFSET + at);
+    assert_eq!(control(offset_of!(RingControl, page_count)), layout.page_count);
+    assert_eq!(control(offset_of!(RingControl, command)), COMMAND_RECORD);
+    std::fs::rename(&spare, &ring).expect("take it as a process does");
+    let reader = RING_CONTROL_OFFSET + offset_of!(RingControl, drain_pid);
+    wait_until("the drain reads it", || {
+        let bytes = std::fs::read(&ring).expect("read it");
+        bytes[reader..reader + 4] == drain.pid().to_ne_bytes()
+    });
+    drain.signal(libc::SIGTERM);
+    assert_eq!(drain.end().0, Some(0));
+    assert!(!spare.exists());
+    std::fs::remove_file(ring).expect("the ring stays for the next drain");
+}
+
+#[test]
+fn a_spare_that_nobody_took_goes_with_the_drain() {
+    let (name, _, spare) = names("left");
+    let first = Drain::with_arguments(&drain_binary(), &[&name, "127.0.0.1", "9"]);
+    wait_until("there is a spare", || spare.exists());
+    let second = Drain::with_arguments(&drain_binary(), &[&name, "127.0.0.1", "9"]);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    second.signal(libc::SIGTERM);
+    assert_eq!(second.end().0, Some(0));
+    assert!(spare.exists(), "it is the first one's");
+    first.signal(libc::SIGTERM);
+    assert_eq!(first.end().0, Some(0));
+    assert!(!spare.exists());
+}
