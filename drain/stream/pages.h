@@ -161,12 +161,15 @@ static void give_back(struct pool *pool, struct parcel *parcel)
     parcel_done(parcel);
 }
 
+/* A ring of fewer pages than this has none to spare. */
+#define PAGES_TO_HOLD 64u
+
 /* Gives back all that the sinks have. What they have not is given back too when it is more than
  * half of the ring: the traced processes would lose events before the sinks do. */
 static void pool_release(struct pool *pool)
 {
     struct outlet *outlet = pool->outlet;
-    uint32_t half = pool->ring->layout.page_count / 2;
+    uint32_t pages = pool->ring->layout.page_count, half = pages < PAGES_TO_HOLD ? 0 : pages / 2;
     struct parcel *parcel;
     if (outlet->open_pages > half / 2)
         outlet_seal_all(outlet);
