@@ -45,6 +45,7 @@ struct packer {
 struct raw {
     size_t count;
     uint64_t events;
+    uint32_t numbered; /* all but our own notes */
     uint32_t records;
     uint32_t torn;
     struct parts parts;
@@ -168,6 +169,7 @@ static void raw_send(struct outlet *outlet)
     struct parcel *parcel = outlet_chunk(outlet, CALLSIGHT_CHUNK_EVENTS, raw->bytes, raw->count,
                                          &raw->parts);
     parcel->events = raw->events;
+    parcel->numbered = raw->numbered;
     parcel->records = raw->records;
     parcel->torn = raw->torn;
     if (raw->count > 0)
@@ -178,7 +180,7 @@ static void raw_send(struct outlet *outlet)
     outlet_add(outlet, parcel);
     raw->count = 0;
     raw->events = 0;
-    raw->records = raw->torn = 0;
+    raw->numbered = raw->records = raw->torn = 0;
 }
 
 /* Makes room for `count` more bytes of `feed`. */
@@ -320,6 +322,7 @@ static void outlet_take_raw(struct outlet *outlet, const struct feed *feed,
     raw_room(outlet, feed, EVENT_BYTES);
     raw_add(outlet, event);
     outlet->raw.events += (uint64_t)is_call(event);
+    outlet->raw.numbered++;
     outlet->raw.records += !outlet->makes_blocks && feed->numbered;
 }
 

@@ -280,11 +280,12 @@ fn take_free_page(owner: u64) -> Option<*const PageHeader> {
     let words = layout.page_count.div_ceil(64);
     let mut word = 0;
     while word < words {
-        // Two at a time where all are held, which is when it takes longest.
-        let two = word + 1 < words;
-        if two && free_bits(base, word).load(Relaxed) | free_bits(base, word + 1).load(Relaxed) == 0
-        {
-            word += 2;
+        // Four at a time where all are held, which is when it takes longest: the words behind the
+        // last page's are there, and say that nothing is free.
+        let at = free_bits(base, word) as *const AtomicU64 as *const u64;
+        let next = |words: usize| word64(at.wrapping_add(words)).load(Relaxed);
+        if word % 4 == 0 && next(0) | next(1) | next(2) | next(3) == 0 {
+            word += 4;
             continue;
         }
         let bits = free_bits(base, word);
