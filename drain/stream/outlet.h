@@ -128,11 +128,13 @@ static void outlet_add(struct outlet *outlet, struct parcel *parcel)
     outlet->added++;
 }
 
-/* Whether a file without a server beside it takes nothing more, and counts what it leaves out. Where
- * there is a server, what neither takes is left in the ring for the next drain. */
+/* Whether a file without a server beside it is full, and counts what it leaves out. Where there is a
+ * server, or nothing could be stored at all, what nobody takes is left in the ring for the next
+ * drain. */
 static int outlet_only_counts(const struct outlet *outlet)
 {
-    return !outlet->live.sink.on && outlet->save.sink.dead && !outlet->save.is_gone;
+    return !outlet->live.sink.on && outlet->save.sink.dead && !outlet->save.is_gone
+           && outlet->save.stored > 0;
 }
 
 /* Whether what a parcel holds may be given back: a sink has it, or none ever will. In the end of

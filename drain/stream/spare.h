@@ -93,7 +93,12 @@ static void spare_make(const char *ring_path)
 {
     const char *asked = getenv("TRACE_SHM_SIZE");
     struct layout layout = layout_of(asked != NULL ? strtoull(asked, NULL, 10) : 0);
+    struct statvfs room;
     char path[sizeof spare.path], unborn[64];
+    /* It must not take the room from a ring of another size, that the process makes itself. */
+    if (statvfs("/dev/shm", &room) != 0
+        || room.f_bavail < 4 * layout.total_bytes / (room.f_frsize != 0 ? room.f_frsize : 1))
+        return;
     snprintf(path, sizeof path, SPARE_PREFIX "%s", strrchr(ring_path, '/') + 1);
     snprintf(unborn, sizeof unborn, "/dev/shm/" CALLSIGHT_RING_UNBORN_PREFIX "%d", (int)getpid());
     unlink(unborn);

@@ -165,6 +165,26 @@ fn limited(ring: &Ring, dir: &tempfile::TempDir, port: u16, bytes: u64) -> Drain
 }
 
 #[test]
+fn a_folder_that_cannot_be_made_leaves_the_ring_where_there_is_no_server() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::write(dir.path().join("captures"), "a file").expect("write");
+    let ring = Ring::new("nowhere", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    assert!((1..=100).all(|call| writer.store(call)));
+    let drain = start(&ring, &dir, None, &[]);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(ring.path().exists(), "{said}");
+    writer.retire();
+    drop(process);
+    std::fs::remove_file(dir.path().join("captures")).expect("remove");
+    let said = start(&ring, &dir, None, &[]).end_well();
+    assert_eq!(counts(&said, "file"), (100, 0));
+}
+
+#[test]
 fn a_folder_that_cannot_be_made_leaves_the_server_alone() {
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("captures"), "a file").expect("write");
