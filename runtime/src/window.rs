@@ -96,6 +96,9 @@ fn put_anchor(thread: &mut Thread, at: usize, ts: u64, (ticks, ns): (u64, u64)) 
 #[inline(never)]
 fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>, Option<Cause>> {
     let sink = process::sink();
+    if let (Sink::File, Some(cause)) = (sink, file::is_stopped()) {
+        return Err(Some(cause));
+    }
     // A ring page is claimed without a lock, and handlers may come in between; what takes the
     // lock of the file sink must not be interrupted by a hook that wants it too.
     let _blocked = (sink != Sink::Ring).then(SignalsBlocked::new);

@@ -104,16 +104,23 @@ pub fn after_fork() {
     SHARED_LOSS_WORD.store(0, Relaxed);
 }
 
+/// Why nothing is stored any more; `None` while it is. Asked before signals are blocked for a claim:
+/// whoever has no file for the rest of its life should not pay a system call a hook.
+pub fn is_stopped() -> Option<Cause> {
+    STOPPED.load(Acquire).then(stop_cause)
+}
+
+fn stop_cause() -> Cause {
+    Cause::from_number(STOP_CAUSE.load(Relaxed)).unwrap_or(Cause::Io)
+}
+
 /// The next window for `thread`.
 ///
 /// # Errors
 /// Why nothing more is stored.
 #[inline(never)]
 pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
-    let stopped = || Some(Cause::from_number(STOP_CAUSE.load(Relaxed)).unwrap_or(Cause::Io));
-    if STOPPED.load(Acquire) {
-        return Err(stopped());
-    }
+    let stopped = || Some(stop_cause());
     let mut lock = Locked::take();
     if STOPPED.load(Acquire) {
         return Err(stopped());
