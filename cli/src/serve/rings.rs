@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use callsight_hub::local::{Address, DrainPlan, DrainProcess};
 
@@ -17,6 +17,8 @@ use crate::drain::own_drain;
 const POLL: Duration = Duration::from_millis(20);
 /// How long a drain that was killed is mourned.
 const PAUSE: Duration = Duration::from_millis(200);
+/// When it is tried again to drain a ring that could not be: another drain may have had it.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Starts a drain for each of these rings, and another one when it has ended, until the server is
 /// `asked` to end. The flag that is given back is set when it may: when no drain is left.
@@ -66,9 +68,23 @@ fn drain_again_and_again(plan: &DrainPlan, asked: &AtomicBool) {
                 say(&format!("the drain of {ring} was killed ({status}); another goes on with it"));
                 thread::sleep(PAUSE);
             }
-            Ok(status) => return say(&format!("the drain of {ring} failed ({status})")),
-            Err(error) => return say(&format!("drain {ring}: {error}")),
+            Ok(status) => {
+                say(&format!("the drain of {ring} failed ({status}); it is tried again"));
+                wait(RETRY, asked);
+            }
+            Err(error) => {
+                say(&format!("drain {ring}: {error}; it is tried again"));
+                wait(RETRY, asked);
+            }
         }
+    }
+}
+
+/// Waits for so long, or until the server is asked to end.
+fn wait(time: Duration, asked: &AtomicBool) {
+    let begin = Instant::now();
+    while begin.elapsed() < time && !asked.load(Ordering::Relaxed) {
+        thread::sleep(POLL);
     }
 }
 
