@@ -1,6 +1,6 @@
 /* What every part needs: the numbers, messages, time, signals, and whether a process is alive. */
 
-#define EXIT_BROKEN 1  /* the connection failed */
+#define EXIT_BROKEN 1  /* the server or the file failed */
 #define EXIT_REFUSED 2 /* bad arguments, or a ring that cannot be used */
 
 #define MS 1000000ull
@@ -26,7 +26,6 @@
 #define NESTED_HOOKS 8
 
 #define EVENT_BYTES CALLSIGHT_EVENT_BYTES
-#define KIND_AT offsetof(struct callsight_event, kind)
 #define PAGE_START CALLSIGHT_PAGE_HEADER_BYTES
 #define MAX_SLOTS (2 * CALLSIGHT_RING_MAX_PAGES)
 

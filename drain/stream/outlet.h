@@ -58,7 +58,6 @@ struct outlet {
     ZSTD_CCtx *zstd;
     unsigned char *opening; /* handshake and first chunk, for both sinks */
     unsigned char *block;   /* PACK_MAX_BYTES */
-    unsigned char *squeezed;
     int makes_raw;    /* the live sink takes raw events */
     int makes_blocks; /* some sink takes blocks */
     struct raw raw;
@@ -83,7 +82,6 @@ static void outlet_prepare(struct outlet *outlet)
     crc_prepare();
     outlet->zstd = ZSTD_createCCtx();
     outlet->block = get_memory(NULL, PACK_MAX_BYTES);
-    outlet->squeezed = get_memory(NULL, ZSTD_compressBound(PACK_MAX_BYTES));
     if (outlet->zstd == NULL)
         fail(EXIT_BROKEN, "get memory for the compressor: there is none left");
     ZSTD_CCtx_setParameter(outlet->zstd, ZSTD_C_COMPRESSION_LEVEL, 1);
@@ -176,8 +174,8 @@ static void raw_send(struct outlet *outlet)
     parcel->torn = raw->torn;
     if (raw->count > 0)
         sink_offer(&outlet->live.sink, parcel);
-    /* One that works is given blocks of the same events. */
-    if (outlet->save.sink.dead)
+    /* Where blocks are made it is given those, or counts them. */
+    if (!outlet->makes_blocks)
         sink_offer(&outlet->save.sink, parcel);
     outlet_add(outlet, parcel);
     raw->count = 0;
@@ -391,6 +389,17 @@ static void outlet_note(struct outlet *outlet, const struct feed *feed,
     }
 }
 
+/* The packer with a block of this writer; NULL for none. */
+static struct packer *outlet_packer_of(struct outlet *outlet, const struct writer_id *writer)
+{
+    if (outlet->current != NULL && packer_is_of(outlet->current, writer))
+        return outlet->current;
+    for (struct packer *at = outlet->packers; at < outlet->packers + PACKERS; at++)
+        if (packer_is_of(at, writer))
+            return at;
+    return NULL;
+}
+
 /* Takes note of how far the page of `feed` was read, and how many events of it were torn. */
 static void outlet_hold(struct outlet *outlet, const struct feed *feed, uint32_t torn)
 {
@@ -399,14 +408,14 @@ static void outlet_hold(struct outlet *outlet, const struct feed *feed, uint32_t
         outlet->raw.torn += torn;
         return;
     }
-    for (struct packer *at = outlet->packers; at < outlet->packers + PACKERS; at++)
-        if (packer_is_of(at, &feed->writer)) {
-            parts_add(&at->parts, &feed->part);
-            at->torn += torn;
-            at->over += feed->part.over;
-            outlet->open_pages += feed->part.over;
-            return;
-        }
+    struct packer *packer = outlet_packer_of(outlet, &feed->writer);
+    if (packer != NULL) {
+        parts_add(&packer->parts, &feed->part);
+        packer->torn += torn;
+        packer->over += feed->part.over;
+        outlet->open_pages += feed->part.over;
+        return;
+    }
     struct parts parts = { 0, 0, NULL };
     parts_add(&parts, &feed->part);
     struct parcel *parcel = parcel_new(0, &parts);
