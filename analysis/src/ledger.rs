@@ -24,6 +24,8 @@ pub struct Ledger {
     pub hidden: u64,
     /// Still in the ring when the last drain was told to end.
     pub left_in_ring: u64,
+    /// What other drains took of the ring before the first stream that is here.
+    pub taken_before: u64,
     /// Emitted, as the ends say, less all that is accounted for.
     pub unaccounted: i64,
     /// Blocks missing by the drain's numbers.
@@ -75,6 +77,8 @@ pub struct Stream {
     pub unnumbered: u64,
     /// Records that its own missing blocks explain.
     pub gaps: u64,
+    /// How many records of its ring other drains had taken before it.
+    pub taken: u64,
     /// Whether it is no stream of chunks: its records have no numbers, and say themselves how it
     /// ended.
     pub is_file_of_events: bool,

@@ -204,6 +204,8 @@ impl Visitor for Matcher<'_> {
         self.lose(tid, events);
     }
 
+    fn hello(&mut self, _fields: &[u8]) {}
+
     fn beheaded(&mut self, writer: &WriterId) {
         let process = self.survey.process_of(writer);
         let lost_before = self.end_life_of(writer.tid);

@@ -107,12 +107,18 @@ impl Doubts {
         sum.unaccounted = sum.unaccounted.saturating_add(account.unaccounted);
         if account.unaccounted != 0 {
             let records = counted(account.unaccounted.unsigned_abs(), "record", "records");
-            let what = match account.unaccounted > 0 {
-                true => "were emitted, as its end says, and are neither here nor dropped",
-                false => "are here or were dropped, beyond those that its end says were emitted",
-            };
+            let than = if account.unaccounted > 0 { "more" } else { "fewer" };
             self.say(format!(
-                "{name}: unaccounted: {records} {what}; its last chunks are damaged?"
+                "{name}: unaccounted: its end says that {records} {than} were emitted than are \
+                 here or were dropped; its last chunks are damaged?"
+            ));
+        }
+        let taken = survey.ledger.as_ref().map_or(0, |ledger| ledger.taken_before);
+        if taken > 0 {
+            let had = counted(taken, "record", "records");
+            self.say(format!(
+                "{name}: another drain had taken {had} of its ring before it; to see them too, \
+                 analyze both captures together"
             ));
         }
         if account.left_in_ring > 0 {

@@ -6,7 +6,9 @@
 
 use std::collections::hash_map::Entry;
 
-use callsight_format::{BlockHeader, HELLO_STREAM, LossNote, STREAM_ID_BYTES};
+use callsight_format::{
+    BlockHeader, ByteOrder, HELLO_STREAM, HELLO_TAKEN, LossNote, STREAM_ID_BYTES,
+};
 use rustc_hash::FxHashMap;
 
 use crate::ledger::{Ledger, Stream, field};
@@ -65,11 +67,20 @@ struct Life {
     begun: Option<u64>,
     lost_total: u64,
     lost: [u32; 4],
+    /// Of these, before the first block that is here, where other drains took those before it.
+    lost_before: [u32; 4],
     /// The last stream with a block of it, and the number behind that block.
     stream: usize,
     sent: u64,
     /// Torn records told by the drain, not yet found missing.
     torn: u64,
+}
+
+impl Life {
+    /// What its last block says that it had dropped, less what belongs to other captures.
+    fn lost_here(&self) -> [u32; 4] {
+        std::array::from_fn(|at| self.lost[at].saturating_sub(self.lost_before[at]))
+    }
 }
 
 /// See the file's first lines.
@@ -115,6 +126,10 @@ impl Numbers {
 
     /// Who sends: the same stream may have come in several files.
     pub fn hello(&mut self, file: u32, fields: &[u8]) {
+        let taken = field(fields, HELLO_TAKEN).and_then(|taken| ByteOrder::Little.u64(taken, 0));
+        if let (Some(taken), Some(stream)) = (taken, self.streams.get_mut(self.current)) {
+            stream.taken = taken;
+        }
         let id = field(fields, HELLO_STREAM).and_then(|id| id.try_into().ok());
         let Some(id) = id else { return };
         match self.by_id.entry(id) {
@@ -178,7 +193,7 @@ impl Numbers {
         stream.came += records;
         let uncertain = stream.missed > 0 && block.numbered == 0 && block.calls > 0;
         let mut placed = Placed { uncertain, ..Placed::default() };
-        if block.numbered > 0 {
+        if block.numbered > 0 || self.is_behind_life(block) {
             placed = self.place_in_life(block, heard.torn);
             self.ledger.repeated += placed.repeated;
             self.ledger.gaps = self.ledger.gaps.saturating_add(placed.lost);
@@ -187,6 +202,18 @@ impl Numbers {
         let all_repeated = block.numbered > 0 && placed.repeated == u64::from(block.numbered);
         let all_told = records == 0 && heard.told_before;
         (!all_repeated && !all_told).then_some(placed)
+    }
+
+    /// Whether a block with nothing but notes of the drain tells losses behind the last record of
+    /// its writer: there may be no later block of it.
+    fn is_behind_life(&self, block: &BlockHeader) -> bool {
+        let known = self.lives.get(&WriterId::of(block));
+        let is_of_it = |life: &Life| {
+            life.begun.is_none_or(|begun| begun <= block.first_ts)
+                && life.next <= block.first
+                && life.lost_total < block.lost_total
+        };
+        block.first > 0 && block.lost_total > 0 && known.is_none_or(is_of_it)
     }
 
     fn place_in_life(&mut self, block: &BlockHeader, torn: u64) -> Placed {
@@ -199,7 +226,7 @@ impl Numbers {
         };
         let fresh = life.stream == usize::MAX || begins_anew(life, block, self.current);
         if fresh {
-            self.ledger.add_told_by_block(life.lost);
+            self.ledger.add_told_by_block(life.lost_here());
             *life = Life::default();
         }
         let goes_on = fresh || life.stream == self.current;
@@ -212,6 +239,12 @@ impl Numbers {
         life.torn = life.torn.saturating_add(torn).saturating_sub(counted.into());
         let end = block.first.saturating_add(u64::from(block.numbered));
         let repeated = life.next.saturating_sub(block.first).min(u64::from(block.numbered));
+        // What other drains took before the first stream that is here is not ours to miss.
+        let taken = fresh && self.current == 0 && self.streams[0].taken > 0;
+        if taken {
+            (life.next, life.lost_total) = (block.first, block.lost_total);
+            (life.lost, life.lost_before) = (block.lost, block.lost);
+        }
         let gap = block.first.saturating_sub(life.next);
         let told = block.lost_total.saturating_sub(life.lost_total);
         let mut lost = gap.saturating_sub(told);
@@ -258,8 +291,9 @@ impl Numbers {
     pub fn finish(self) -> Ledger {
         let mut ledger = self.ledger;
         for life in self.lives.into_values() {
-            ledger.add_told_by_block(life.lost);
+            ledger.add_told_by_block(life.lost_here());
         }
+        ledger.taken_before = self.streams.first().map_or(0, |stream| stream.taken);
         ledger.all_ended = true;
         self.streams.iter().for_each(|stream| stream.settle(&mut ledger));
         ledger

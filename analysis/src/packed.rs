@@ -101,6 +101,7 @@ impl<V: Visitor> Walker<'_, V> {
                 Chunk::Block(header, block) => self.block(&mut packed, &header, block),
                 Chunk::Other(CHUNK_HELLO, fields) => {
                     packed.numbers.hello(segment.header.pid, fields);
+                    self.visitor.hello(fields);
                 }
                 Chunk::Other(CHUNK_END, fields) => {
                     packed.numbers.end(segment.header.pid, fields);

@@ -6,16 +6,17 @@
 use std::collections::BTreeSet;
 
 use callsight_format::{
-    CAUSES, Cause, LossNote, MARK_BUDGET, MARK_CLOCK, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP,
-    MARK_WRITE_ERROR, NOTE_LOSS, NOTE_MODULE, NOTE_MODULE_GONE, NOTE_PROCESS, NOTE_SEGMENT,
-    NOTE_STOP, PROCESS_FORKED, ProcessNote, StopReason,
+    ByteOrder, CAUSES, Cause, HELLO_EXE, HELLO_PID, LossNote, MARK_BUDGET, MARK_CLOCK,
+    MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR, NOTE_LOSS, NOTE_MODULE,
+    NOTE_MODULE_GONE, NOTE_PROCESS, NOTE_SEGMENT, NOTE_STOP, PROCESS_FORKED, ProcessNote,
+    StopReason,
 };
 use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::capture::{Group, Segment};
 use crate::clock::Anchor;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, field};
 use crate::module_notes::ModuleNotes;
 use crate::numbers::WriterId;
 use crate::oddities::Oddities;
@@ -176,6 +177,8 @@ struct Surveyor {
     wrapped: bool,
     /// Pid and start of processes of which the beginning of some thread is lost.
     beheaded: BTreeSet<(u32, u64)>,
+    /// Of the first process of each ring, as its drain says, by pid.
+    executables: FxHashMap<u32, Vec<u8>>,
     /// A stream of which its server has not yet said how it ended.
     open_stream: bool,
 }
@@ -235,6 +238,14 @@ impl Visitor for Surveyor {
         };
         if self.beheaded.len() < MOST_PROCESSES {
             self.beheaded.insert(identity);
+        }
+    }
+
+    fn hello(&mut self, fields: &[u8]) {
+        let pid = field(fields, HELLO_PID).and_then(|pid| ByteOrder::Little.u32(pid, 0));
+        let (Some(pid), Some(exe)) = (pid, field(fields, HELLO_EXE)) else { return };
+        if self.executables.len() < MOST_SENTENCES {
+            self.executables.insert(pid, exe.to_vec());
         }
     }
 
@@ -330,7 +341,7 @@ impl Surveyor {
     }
 
     fn stop(&mut self, bytes: &[u8]) {
-        let Some(number) = callsight_format::ByteOrder::Little.u32(bytes, 0) else { return };
+        let Some(number) = ByteOrder::Little.u32(bytes, 0) else { return };
         let Some(reason) = StopReason::from_number(number) else { return };
         if matches!(reason, StopReason::Cut | StopReason::Closed) {
             self.open_stream = false;
@@ -344,7 +355,8 @@ impl Surveyor {
     fn finish(mut self, group: &Group) -> Survey {
         for (pid, start) in std::mem::take(&mut self.beheaded) {
             if !self.survey.by_identity.contains_key(&(pid, start)) {
-                self.add(&ProcessNote { pid, parent_pid: 0, start, flags: 0, exe: b"" });
+                let exe = self.executables.remove(&pid).unwrap_or_default();
+                self.add(&ProcessNote { pid, parent_pid: 0, start, flags: 0, exe: &exe });
             }
         }
         let bias = group.origin.load_bias;

@@ -41,6 +41,8 @@ pub trait Visitor {
     fn lost(&mut self, tid: u32, cause: Cause, events: u64);
     /// The next records of the thread are of a life whose beginning is lost.
     fn beheaded(&mut self, writer: &WriterId);
+    /// The next blocks are of a sender that says this of itself: fields of a hello.
+    fn hello(&mut self, fields: &[u8]);
     /// Segments are missing here; 0 where something else is, and nobody knows of whom.
     fn hole(&mut self, segments: u32);
     /// The segment before this place lacks up to this many records that it had in the end.

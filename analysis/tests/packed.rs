@@ -247,7 +247,8 @@ fn writers_that_are_missing_altogether_are_found_at_the_end() {
 
 #[test]
 fn counts_that_contradict_each_other_are_said() {
-    for (unaccounted, words) in [(-3, "are here or were dropped"), (5, "neither here nor dropped")]
+    for (unaccounted, words) in
+        [(-3, "3 records fewer were emitted"), (5, "5 records more were emitted")]
     {
         let mut sender = two_threads();
         sender.chunks.truncate(sender.chunks.len() - 2);
@@ -453,4 +454,46 @@ fn what_a_sink_dropped_before_its_drain_was_stopped_is_not_in_the_ring() {
     let report = report_of(&[sender.file(1)]);
     assert_eq!(identity(&report), (all + 25, all - gone, gone, 0));
     assert_eq!((report.losses["queue"], report.identity.left_in_ring), (gone, 25));
+}
+
+#[test]
+fn what_drains_tell_last_of_a_writer_needs_no_other_note() {
+    let born = birth(7, 7, 0);
+    let mut writer = Writer::new(7, 7);
+    let mut first = Sender::new(1);
+    first.block(&mut writer, &born, &[]);
+    // Lost on the way, with the note that tells 50: its drain is stopped.
+    writer.drop(50);
+    let on_the_way = note_of(7, Cause::Full, 50, 90).len() as u64 + 20;
+    writer.next += on_the_way;
+    let mut second = Sender::new(2).taking_over(writer.next, 7, "/bin/app");
+    writer.drop(40);
+    second.block(&mut writer, &[], &note_of(7, Cause::Full, 40, 900));
+    second.end(40, &[(Cause::Full, 40)]);
+    let report = report_of(&[first.file(1), second.file(2)]);
+    assert_eq!((report.losses["full"], report.losses["unacked"]), (90, on_the_way));
+    let delivered = born.len() as u64;
+    assert_eq!(identity(&report), (writer.next, delivered, 90 + on_the_way, 0));
+}
+
+#[test]
+fn a_capture_of_a_drain_that_took_over_has_only_its_own_losses() {
+    let mut writer = Writer::new(7, 7);
+    writer.drop(30);
+    writer.next += 100;
+    let taken = writer.next - 30;
+    let mut sender = Sender::new(1).taking_over(taken, 7, "/bin/app");
+    let records = calls(7, 100, "exit b, exit a, enter a, exit a");
+    sender.block(&mut writer, &records, &[]);
+    writer.drop(5);
+    sender.block(&mut writer, &calls(7, 140, "enter a"), &[]);
+    writer.drop(7);
+    sender.block(&mut writer, &[], &note_of(7, Cause::Full, 12, 900));
+    let all = records.len() as u64 + 1;
+    sender.end(all + 12, &[(Cause::Full, 12)]);
+    let report = report_of(&[sender.file(1)]);
+    assert_eq!(identity(&report), (all + 12, all, 12, 0));
+    assert_eq!(report.losses["full"], 12);
+    assert_eq!(report.processes[0].exe, "/bin/app");
+    assert_noticed(&report, "another drain had taken 100 records of its ring before it");
 }

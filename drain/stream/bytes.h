@@ -143,7 +143,7 @@ static uint32_t drain_bytes(struct ring *ring, struct outlet *outlet, struct cou
     bytes.delivered_before = load64(&ring->header->tail) / EVENT_BYTES;
     bytes.mapped_by = ring_mapped_by(ring, 0);
     fill_handshake(&handshake, ring->header);
-    outlet_open(outlet, &handshake, make_hello(bytes.mapped_by, ""));
+    outlet_open(outlet, &handshake, make_hello(bytes.mapped_by, "", 0));
     uint32_t reason = bytes_run(&bytes);
     memset(counts, 0, sizeof *counts);
     uint64_t dropped = load64(&ring->header->dropped);

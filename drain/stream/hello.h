@@ -126,8 +126,9 @@ static void add_stream(struct fields *fields)
     add_field(fields, CALLSIGHT_HELLO_STREAM, id, sizeof id);
 }
 
-/* What this machine is, and the first traced process (0 where it is not known). */
-static const struct fields *make_hello(uint32_t pid, const char *noted)
+/* What this machine is, the first traced process (0 where it is not known), and how many records
+ * of the ring other drains have taken. */
+static const struct fields *make_hello(uint32_t pid, const char *noted, uint64_t taken)
 {
     static struct fields fields;
     struct utsname machine;
@@ -146,6 +147,8 @@ static const struct fields *make_hello(uint32_t pid, const char *noted)
     if (pid != 0)
         add_process(&fields, pid, noted);
     add_stream(&fields);
+    if (taken != 0)
+        add_number(&fields, CALLSIGHT_HELLO_TAKEN, taken, 8);
     return &fields;
 }
 

@@ -6,7 +6,8 @@
 
 /* Counts what a writer's own loss note tells. Its pieces stand one behind the other in a page;
  * `last` is where the last of them may be. */
-static void hear_loss(struct pool *pool, struct slot *slot, const unsigned char *last)
+static void hear_loss(struct pool *pool, const struct feed *feed, struct slot *slot,
+                      const unsigned char *last)
 {
     unsigned char note[LOSS_PIECES * CALLSIGHT_NOTE_PIECE_BYTES];
     struct callsight_event event;
@@ -19,8 +20,7 @@ static void hear_loss(struct pool *pool, struct slot *slot, const unsigned char 
         put_le(bytes, event.func >> 32, 4);
         put_le(bytes + 4, event.call_site, 8);
     }
-    uint64_t cause = get_le(note + 2, 4);
-    pool->told[cause < CALLSIGHT_RING_CAUSES ? cause : CALLSIGHT_CAUSE_FULL] += get_le(note + 6, 8);
+    add_told(pool, feed, get_le(note + 2, 4), get_le(note + 6, 8));
     slot->heard += get_le(note + 6, 8);
 }
 
@@ -35,7 +35,7 @@ static void take_events(struct pool *pool, uint32_t index)
     while ((kind = outlet_take_run(pool->outlet, &feed, bytes, end)) >= 0) {
         const uint32_t last = feed.part.read - EVENT_BYTES;
         if (kind == CALLSIGHT_KIND_MARKER && last >= PAGE_START + (LOSS_PIECES - 1) * EVENT_BYTES)
-            hear_loss(pool, &pool->slots[page->slot], bytes + last);
+            hear_loss(pool, &feed, &pool->slots[page->slot], bytes + last);
     }
     page->read = feed.part.read;
     page->last_ts = feed.last_ts;

@@ -37,6 +37,7 @@ struct packer {
     uint64_t begun_ns;
     uint32_t records;
     uint32_t torn;
+    struct told told;
     uint32_t over; /* pages that it holds to their end */
     struct parts parts;
 };
@@ -48,6 +49,7 @@ struct raw {
     uint32_t numbered; /* all but our own notes */
     uint32_t records;
     uint32_t torn;
+    struct told told;
     struct parts parts;
     unsigned char bytes[CALLSIGHT_CHUNK_RAW_BYTES];
 };
@@ -172,6 +174,7 @@ static void raw_send(struct outlet *outlet)
     parcel->numbered = raw->numbered;
     parcel->records = raw->records;
     parcel->torn = raw->torn;
+    parcel->told = raw->told;
     if (raw->count > 0)
         sink_offer(&outlet->live.sink, parcel);
     /* Where blocks are made it is given those, or counts them. */
@@ -181,6 +184,7 @@ static void raw_send(struct outlet *outlet)
     raw->count = 0;
     raw->events = 0;
     raw->numbered = raw->records = raw->torn = 0;
+    memset(&raw->told, 0, sizeof raw->told);
 }
 
 /* Makes room for `count` more bytes of `feed`. */
@@ -237,8 +241,10 @@ static void packer_seal(struct outlet *outlet, struct packer *packer)
     }
     parcel->records = packer->records;
     parcel->torn = packer->torn;
+    parcel->told = packer->told;
     outlet->open_pages -= packer->over;
     packer->records = packer->torn = packer->over = 0;
+    memset(&packer->told, 0, sizeof packer->told);
     outlet_add(outlet, parcel);
 }
 
@@ -421,4 +427,13 @@ static void outlet_hold(struct outlet *outlet, const struct feed *feed, uint32_t
     struct parcel *parcel = parcel_new(0, &parts);
     parcel->torn = torn;
     outlet_add(outlet, parcel);
+}
+
+/* Takes note that the note that `writer` has come to tells a loss. */
+static void outlet_told(struct outlet *outlet, const struct writer_id *writer, uint64_t cause,
+                        uint64_t events)
+{
+    struct packer *packer = outlet->makes_blocks ? outlet_packer_of(outlet, writer) : NULL;
+    struct told *told = packer != NULL ? &packer->told : &outlet->raw.told;
+    told->events[cause < CALLSIGHT_RING_CAUSES ? cause : CALLSIGHT_CAUSE_FULL] += events;
 }

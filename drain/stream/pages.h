@@ -53,7 +53,7 @@ struct pool {
     struct ring *ring;
     struct outlet *outlet;
     uint64_t delivered; /* records that were taken */
-    uint64_t told[CALLSIGHT_RING_CAUSES]; /* by the loss notes of this stream */
+    struct told told; /* by the loss notes of this stream */
     uint64_t delivered_before;
     uint64_t dropped_before; /* what earlier drains told, as far as could be seen at first */
     int taken_over;          /* from an earlier drain */
@@ -111,15 +111,15 @@ static uint64_t total_dropped(const struct callsight_ring_writer *writer)
     return sum;
 }
 
-/* A writer that died has not added up the page it was in, and perhaps not its last drop. The
- * numbers tell: done before the page is given back, so that no drain does it twice. */
+/* A writer that died has not added up the page it was in. Its numbers tell whether: done before the
+ * page is given back, so that no drain does it twice. */
 static void add_up(struct pool *pool, const struct page *page)
 {
     struct callsight_ring_writer *writer = writer_at(pool, page->slot);
     uint64_t used = (page->read - PAGE_START) / EVENT_BYTES;
-    uint64_t emitted = page->first + used + (total_dropped(writer) - page->lost_total);
-    if (writer->pid == page->pid && writer->start == page->start && writer->emitted < emitted)
-        writer->emitted = emitted;
+    uint64_t stored = page->first - page->lost_total + used;
+    if (writer->pid == page->pid && writer->start == page->start && writer->stored < stored)
+        writer->stored = stored;
 }
 
 /* Sets the free bit of a page. A claimer that was late may have it already: then not. */
@@ -239,6 +239,13 @@ static void tell_note(struct pool *pool, const struct feed *feed, uint64_t ts, u
     outlet_note(pool->outlet, feed, events, pieces);
 }
 
+/* The last note of `feed` tells a loss. */
+static void add_told(struct pool *pool, const struct feed *feed, uint64_t cause, uint64_t events)
+{
+    pool->told.events[cause < CALLSIGHT_RING_CAUSES ? cause : CALLSIGHT_CAUSE_FULL] += events;
+    outlet_told(pool->outlet, &feed->writer, cause, events);
+}
+
 /* A loss note, as the writer itself would have left it. */
 static void tell_loss(struct pool *pool, const struct feed *feed, const struct loss *loss)
 {
@@ -249,5 +256,5 @@ static void tell_loss(struct pool *pool, const struct feed *feed, const struct l
     put_le(note + 14, loss->first, 8);
     put_le(note + 22, loss->last, 8);
     tell_note(pool, feed, loss->ts, CALLSIGHT_NOTE_LOSS, note, LOSS_PIECES);
-    pool->told[loss->cause] += loss->events;
+    add_told(pool, feed, loss->cause, loss->events);
 }

@@ -21,6 +21,11 @@ struct parts {
     struct part *list;
 };
 
+/* Losses that notes tell, by cause. */
+struct told {
+    uint64_t events[CALLSIGHT_RING_CAUSES];
+};
+
 struct parcel {
     struct parcel *next; /* in the order they were made, until its parts were given back */
     uint64_t number;     /* of a block or of the end; 0 for what nobody acknowledges */
@@ -28,6 +33,7 @@ struct parcel {
     uint32_t numbered;   /* records that have numbers */
     uint32_t records;    /* of the ring, that leave it with this parcel */
     uint32_t torn;
+    struct told told;
     uint32_t users;    /* queues that it is in */
     uint8_t settled;   /* some sink has it */
     uint8_t released;  /* its parts were given back */

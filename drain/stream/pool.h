@@ -115,6 +115,7 @@ static int tell_untold(struct pool *pool, uint32_t index)
     /* One that was killed behind its loss note has not added it up. */
     uint64_t told = writer->told > slot->heard ? writer->told : slot->heard;
     uint64_t left = dropped > told ? dropped - told : 0;
+    uint32_t by_cause[4] = { 0, 0, 0, 0 };
     struct feed feed = {
         { writer->start, load32(&writer->pid), writer->tid },
         known ? slot->next - slot->begin : 0,
@@ -126,8 +127,17 @@ static int tell_untold(struct pool *pool, uint32_t index)
     };
     if (left == 0)
         return 0;
-    if (known)
-        feed_losses(&feed, slot->lost_total - slot->begin_lost, slot->lost_before, slot->torn);
+    /* As before a record behind all of them: so a reader knows them without their notes, too. */
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
+        if (lost_index(cause) >= 0)
+            by_cause[lost_index(cause)] = (uint32_t)writer->dropped[cause];
+    if (known) {
+        feed.number += dropped - slot->lost_total;
+        feed_losses(&feed, dropped - slot->begin_lost, by_cause, slot->torn);
+    } else if (writer->begin == 0) {
+        feed.number = writer->stored + dropped;
+        feed_losses(&feed, dropped, by_cause, 0);
+    }
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES && left > 0; cause++) {
         uint64_t events = dropped_since(pool, index, cause);
         events = events < left ? events : left;
@@ -144,18 +154,6 @@ static int tell_untold(struct pool *pool, uint32_t index)
     return 1;
 }
 
-/* A writer killed between counting a drop and numbering it: its pages and drops tell the number. */
-static void number_last_drop(struct pool *pool, uint32_t index)
-{
-    struct callsight_ring_writer *writer = writer_at(pool, index);
-    const struct slot *slot = &pool->slots[index];
-    uint64_t emitted = total_dropped(writer);
-    if (slot->pid == writer->pid && slot->start == writer->start)
-        emitted = slot->next + (emitted - slot->lost_total);
-    if (writer->emitted < emitted)
-        writer->emitted = emitted;
-}
-
 /* Gives a writer's slot back, once its last losses are told and a sink has that: its counts are
  * added to the retired ones, which say of nobody what was told. */
 static void free_writer(struct pool *pool, uint32_t index)
@@ -163,14 +161,13 @@ static void free_writer(struct pool *pool, uint32_t index)
     struct callsight_ring_writer *writer = writer_at(pool, index);
     struct callsight_ring_control *control = pool->ring->control;
     struct slot *slot = &pool->slots[index];
-    number_last_drop(pool, index);
     if (slot->told_at == 0 && tell_untold(pool, index)) {
         outlet_seal_all(pool->outlet);
         slot->told_at = pool->outlet->added;
     }
     if (slot->told_at > pool->outlet->given)
         return;
-    add64(&control->retired_emitted, writer->emitted);
+    add64(&control->retired_emitted, writer->stored + total_dropped(writer));
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
         add64(&control->retired_dropped[cause], writer->dropped[cause]);
     memset((unsigned char *)writer + sizeof writer->pid, 0, sizeof *writer - sizeof writer->pid);
@@ -268,8 +265,7 @@ static void count(const struct pool *pool, struct counts *counts)
         const struct callsight_ring_writer *writer = writer_at(pool, index);
         if (load32(&writer->pid) == 0)
             continue;
-        counts->emitted += load64(&writer->emitted);
-        counts->emitted += records_in_page(pool, index);
+        counts->emitted += load64(&writer->stored) + records_in_page(pool, index);
         uint64_t told = load64(&writer->told), dropped = 0;
         for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++) {
             uint64_t events = load64(&writer->dropped[cause]);
@@ -277,6 +273,7 @@ static void count(const struct pool *pool, struct counts *counts)
             dropped += events;
         }
         counts->untold += dropped > told ? dropped - told : 0;
+        counts->emitted += dropped;
     }
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
         counts->dropped[cause] += load64(&control->retired_dropped[cause]);
@@ -296,7 +293,7 @@ static void settle(const struct pool *pool, uint32_t reason, struct counts *coun
     uint64_t no_slot = counts->dropped[CALLSIGHT_CAUSE_NO_SLOT];
     uint64_t told_by_all = sum_dropped(counts) - (done ? 0 : counts->untold);
     memset(counts->dropped, 0, sizeof counts->dropped);
-    memcpy(counts->dropped, pool->told, sizeof pool->told);
+    memcpy(counts->dropped, pool->told.events, sizeof pool->told.events);
     if (done)
         counts->dropped[CALLSIGHT_CAUSE_NO_SLOT] += no_slot;
     if (pool->taken_over)
@@ -451,13 +448,18 @@ static uint32_t pool_run(struct pool *pool)
     return CALLSIGHT_END_STOPPED;
 }
 
-/* Takes out of the counts what no sink has, and is in the ring for the next drain. */
-static void uncount_unsettled(struct pool *pool, struct counts *counts)
+/* Takes out of the counts what no sink has, and is in the ring for the next drain; so are the losses
+ * that its notes tell, where there will be one. */
+static void uncount_unsettled(struct pool *pool, uint32_t reason, struct counts *counts)
 {
     pool_release(pool);
     for (const struct parcel *at = pool->outlet->oldest; at != NULL; at = at->next) {
         counts->delivered -= at->records;
         counts->events -= at->events;
+        if (reason == CALLSIGHT_END_DONE)
+            continue;
+        for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
+            counts->dropped[cause] -= at->told.events[cause];
     }
 }
 
@@ -483,7 +485,7 @@ static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct cou
     uint32_t pid = first_process(&pool);
     noted_exe(&pool, pid, exe, sizeof exe);
     fill_handshake(&handshake, ring->header);
-    outlet_open(outlet, &handshake, make_hello(pid, exe));
+    outlet_open(outlet, &handshake, make_hello(pid, exe, pool.delivered_before));
     uint32_t reason = pool_run(&pool);
     outlet_seal_all(outlet);
     count(&pool, counts);
@@ -492,6 +494,6 @@ static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct cou
     const struct fields *end = make_end(reason, counts, outlet->blocks);
     outlet_finish(outlet, end);
     outlet_finish_save(outlet, end);
-    uncount_unsettled(&pool, counts);
+    uncount_unsettled(&pool, reason, counts);
     return reason;
 }

@@ -641,6 +641,12 @@
 #define CALLSIGHT_STREAM_ID_BYTES 16
 
 /*
+ Field of [`CHUNK_HELLO`]: how many records of its ring other drains have taken before, u64. What
+ the writers number below the first record of this stream is theirs.
+ */
+#define CALLSIGHT_HELLO_TAKEN 11
+
+/*
  Field of [`CHUNK_END`]: u32, one of `END_*`.
  */
 #define CALLSIGHT_END_REASON 1
@@ -1149,7 +1155,7 @@ struct callsight_ring_control {
    */
   uint64_t no_slot;
   /*
-   `emitted` of slots that were used and given back.
+   Records emitted (stored or dropped) in slots that were used and given back.
    */
   uint64_t retired_emitted;
   /*
@@ -1209,9 +1215,9 @@ struct callsight_ring_writer {
    */
   uint32_t pad;
   /*
-   Records emitted (stored or dropped) before the current page, and all dropped ones since.
+   Records stored in pages that it has left. With those dropped, how many it has emitted.
    */
-  uint64_t emitted;
+  uint64_t stored;
   /*
    Events dropped, by [`Cause`](crate::Cause).
    */
@@ -1229,9 +1235,9 @@ struct callsight_ring_writer {
    */
   uint64_t untold_last;
   /*
-   0.
+   Number of the first record of its thread: 0 unless another one of its process had the slot.
    */
-  uint64_t reserved;
+  uint64_t begin;
 };
 
 /*

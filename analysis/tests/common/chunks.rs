@@ -8,8 +8,8 @@ use callsight_analysis::Report;
 use callsight_format::{
     BlockHeader, ByteOrder, CHUNK_BLOCK, CHUNK_END, CHUNK_EVENTS, CHUNK_HELLO, CHUNK_SINK, Cause,
     ChunkHeader, END_BLOCKS, END_DONE, END_DROPPED, END_EMITTED, END_REASON, END_SINK_DROPPED,
-    Event, FILE_VERSION_CHUNKS, FileHeader, HELLO_STREAM, Origin, SINK_DROPPED, SINK_REASON,
-    StopReason, crc32c,
+    Event, FILE_VERSION_CHUNKS, FileHeader, HELLO_EXE, HELLO_PID, HELLO_STREAM, HELLO_TAKEN,
+    Origin, SINK_DROPPED, SINK_REASON, StopReason, crc32c,
 };
 
 use crate::packer::Packer;
@@ -45,6 +45,8 @@ pub struct Sender {
     /// For each of them, how many numbered records are in it.
     pub records: Vec<u64>,
     blocks: u64,
+    /// The hello.
+    hello: Vec<u8>,
     /// What its sender did not send: cause, events, records.
     pub not_sent: Vec<(Cause, u64, u64)>,
 }
@@ -52,9 +54,19 @@ pub struct Sender {
 impl Sender {
     /// A stream with this id.
     pub fn new(id: u8) -> Sender {
-        let mut sender = Sender::default();
-        sender.add(CHUNK_HELLO, &field(HELLO_STREAM, &[id; 16]), 0);
+        let hello = field(HELLO_STREAM, &[id; 16]);
+        let mut sender = Sender { hello, ..Sender::default() };
+        sender.add(CHUNK_HELLO, &sender.hello.clone(), 0);
         sender
+    }
+
+    /// Its drain goes on for one that took this many records of its ring, and says what runs.
+    pub fn taking_over(mut self, taken: u64, pid: u32, exe: &str) -> Sender {
+        self.hello.extend(field(HELLO_TAKEN, &taken.to_le_bytes()));
+        self.hello.extend(field(HELLO_PID, &pid.to_le_bytes()));
+        self.hello.extend(field(HELLO_EXE, exe.as_bytes()));
+        self.chunks[0] = chunk(CHUNK_HELLO, &self.hello);
+        self
     }
 
     fn add(&mut self, kind: u32, raw: &[u8], records: u64) {

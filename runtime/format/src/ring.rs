@@ -166,7 +166,7 @@ pub struct RingControl {
     pub drain_start: u64,
     /// Records dropped by threads that found no slot.
     pub no_slot: u64,
-    /// `emitted` of slots that were used and given back.
+    /// Records emitted (stored or dropped) in slots that were used and given back.
     pub retired_emitted: u64,
     /// `dropped` of slots that were used and given back, by cause.
     pub retired_dropped: [u64; RING_CAUSES],
@@ -217,8 +217,8 @@ pub struct RingWriter {
     pub page: u32,
     /// 0.
     pub pad: u32,
-    /// Records emitted (stored or dropped) before the current page, and all dropped ones since.
-    pub emitted: u64,
+    /// Records stored in pages that it has left. With those dropped, how many it has emitted.
+    pub stored: u64,
     /// Events dropped, by [`Cause`](crate::Cause).
     pub dropped: [u64; RING_CAUSES],
     /// Of these, how many a loss note in the data has told, over all causes.
@@ -227,8 +227,8 @@ pub struct RingWriter {
     pub untold_first: u64,
     /// See `untold_first`.
     pub untold_last: u64,
-    /// 0.
-    pub reserved: u64,
+    /// Number of the first record of its thread: 0 unless another one of its process had the slot.
+    pub begin: u64,
 }
 
 const _: () = assert!(size_of::<RingWriter>() == RING_WRITER_BYTES);

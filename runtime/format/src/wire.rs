@@ -185,6 +185,9 @@ pub const HELLO_TOKEN: u16 = 9;
 pub const HELLO_STREAM: u16 = 10;
 /// Bytes of [`HELLO_STREAM`].
 pub const STREAM_ID_BYTES: usize = 16;
+/// Field of [`CHUNK_HELLO`]: how many records of its ring other drains have taken before, u64. What
+/// the writers number below the first record of this stream is theirs.
+pub const HELLO_TAKEN: u16 = 11;
 
 /// Field of [`CHUNK_END`]: u32, one of `END_*`.
 pub const END_REASON: u16 = 1;

@@ -114,8 +114,10 @@ pub fn adopt(place: &Slot, tid: u32) {
         let writer = writer(inherited - 1);
         retire_inherited(place, inherited - 1);
         let lost = place.ring_lost.load(Relaxed);
-        place.ring_begin.store(place.ring_stored.load(Relaxed).wrapping_add(lost), Relaxed);
+        let begin = place.ring_stored.load(Relaxed).wrapping_add(lost);
+        place.ring_begin.store(begin, Relaxed);
         place.ring_begin_lost.store(lost, Relaxed);
+        field!(word64, writer, begin).store(begin, Relaxed);
         field!(word32, writer, tid).store(tid, Release);
         return;
     }
@@ -129,9 +131,9 @@ pub fn adopt(place: &Slot, tid: u32) {
             place.ring_writer.store(writer as usize, Relaxed);
             place.ring_begin.store(0, Relaxed);
             place.ring_begin_lost.store(0, Relaxed);
-            let (lost, emitted) = (total_dropped(writer), field!(word64, writer, emitted));
-            place.ring_lost.store(lost, Relaxed);
-            place.ring_stored.store(emitted.load(Relaxed).wrapping_sub(lost), Relaxed);
+            place.ring_lost.store(total_dropped(writer), Relaxed);
+            let stored = field!(word64, writer, stored).load(Relaxed);
+            place.ring_stored.store(stored, Relaxed);
             return;
         }
     }
@@ -166,11 +168,11 @@ fn retire_inherited(place: &Slot, slot: u32) {
 }
 
 fn dropped(writer: *const RingWriter, cause: Cause) -> &'static AtomicU64 {
-    let first = field!(word64, writer, emitted) as *const AtomicU64 as *const u64;
+    let first = field!(word64, writer, stored) as *const AtomicU64 as *const u64;
     word64(first.wrapping_add(1 + cause as usize % RING_CAUSES))
 }
 
-const _: () = assert!(offset_of!(RingWriter, dropped) == 8 + offset_of!(RingWriter, emitted));
+const _: () = assert!(offset_of!(RingWriter, dropped) == 8 + offset_of!(RingWriter, stored));
 
 fn total_dropped(writer: *const RingWriter) -> u64 {
     (0..RING_CAUSES as u32)
@@ -352,7 +354,7 @@ fn count_stored(place: &Slot, writer: *const RingWriter, records: u64) {
     // SAFETY: nobody else writes to either while the thread lives.
     unsafe {
         arch::add::<{ offset_of!(Slot, ring_stored) }>(place, records);
-        arch::add::<{ offset_of!(RingWriter, emitted) }>(writer as *mut u8, records);
+        arch::add::<{ offset_of!(RingWriter, stored) }>(writer as *mut u8, records);
     }
 }
 
@@ -370,7 +372,6 @@ pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
     if first.load(Relaxed) == 0 {
         first.store(ts.max(1), Relaxed);
     }
-    field!(word64, writer, emitted).fetch_add(1, Relaxed);
 }
 
 /// Whether there is an [`untold`] loss.

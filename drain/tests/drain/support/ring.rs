@@ -234,8 +234,8 @@ impl<'ring> Writer<'ring> {
         self.ring.u64(writer_at(self.slot) + at)
     }
 
-    fn emitted(&self) -> &AtomicU64 {
-        self.field(offset_of!(RingWriter, emitted))
+    fn stored(&self) -> &AtomicU64 {
+        self.field(offset_of!(RingWriter, stored))
     }
 
     fn dropped(&self, cause: Cause) -> &AtomicU64 {
@@ -279,7 +279,7 @@ impl<'ring> Writer<'ring> {
         self.ring.u64(at + offset_of!(PageHeader, start)).store(self.process.start, Relaxed);
         self.ring.u64(at + offset_of!(PageHeader, lost_total)).store(self.lost(), Relaxed);
         let in_page = self.page.map_or(0, |_| u64::from(self.next_slot));
-        let first = self.emitted().load(Relaxed) + in_page;
+        let first = self.stored().load(Relaxed) + self.lost() + in_page;
         self.ring.u64(at + offset_of!(PageHeader, first)).store(first, Relaxed);
         self.ring.u32(at + offset_of!(PageHeader, pid)).store(self.process.pid, Release);
     }
@@ -289,7 +289,7 @@ impl<'ring> Writer<'ring> {
         let Some(page) = self.page.take() else { return };
         let owner = self.ring.u64(self.ring.page(page) + offset_of!(PageHeader, owner));
         owner.fetch_or(PAGE_RETIRED, AcqRel);
-        self.emitted().fetch_add(u64::from(self.next_slot), AcqRel);
+        self.stored().fetch_add(u64::from(self.next_slot), AcqRel);
         let current = writer_at(self.slot) + offset_of!(RingWriter, page);
         self.ring.u32(current).store(0, Release);
     }
@@ -303,7 +303,6 @@ impl<'ring> Writer<'ring> {
         if full || self.page.is_none() {
             if !self.claim() {
                 self.dropped(Cause::Full).fetch_add(1, AcqRel);
-                self.emitted().fetch_add(1, AcqRel);
                 return None;
             }
             if self.tells_losses {

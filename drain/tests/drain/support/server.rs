@@ -28,6 +28,8 @@ pub struct Capture {
     pub closed: bool,
     /// Number of the last block.
     pub blocks: u64,
+    /// What the last block says that its writer had dropped.
+    pub lost_total: u64,
     /// Blocks that came again.
     pub repeated: u64,
     /// How often the sender has connected.
@@ -278,6 +280,7 @@ fn take_block(capture: &mut Capture, raw: &[u8]) {
     }
     assert_eq!(header.number, capture.blocks + 1, "a block is missing");
     capture.blocks = header.number;
+    capture.lost_total = header.lost_total;
     let before = capture.events.len();
     let mut unpacker = Box::<Unpacker>::default();
     unpacker.unpack(raw, |event| capture.events.push(*event)).expect("its columns agree");
