@@ -45,7 +45,6 @@ fn settle(ring: &Ring, mut drain: Drain, writers: &[Writer]) {
         drain.free_orphans(ring);
     }
     for writer in writers {
-        drain.number_last_drop(ring, writer.slot);
         drain.check(ring, writer);
     }
     for (index, page) in ring.pages.iter().enumerate() {

@@ -266,10 +266,9 @@ impl Drain {
     fn add_up(&self, ring: &Ring, index: usize) {
         let page = &self.pages[index];
         let writer = &ring.writers[page.slot];
-        let drops = writer.dropped.load(Acquire) - page.lost_total;
-        let emitted = page.first + page.read as u64 + drops;
-        if writer.emitted.load(Relaxed) < emitted {
-            writer.emitted.store(emitted, Relaxed);
+        let stored = page.first - page.lost_total + page.read as u64;
+        if writer.stored.load(Relaxed) < stored {
+            writer.stored.store(stored, Relaxed);
         }
     }
 
@@ -318,18 +317,6 @@ impl Drain {
         }
     }
 
-    /// `number_last_drop`.
-    pub fn number_last_drop(&self, ring: &Ring, slot: usize) {
-        let (writer, known) = (&ring.writers[slot], &self.slots[slot]);
-        let mut emitted = writer.dropped.load(Acquire);
-        if known.known {
-            emitted = known.next + (emitted - known.lost_total);
-        }
-        if writer.emitted.load(Relaxed) < emitted {
-            writer.emitted.store(emitted, Relaxed);
-        }
-    }
-
     /// Every record has the number that it says, once, in order; and all numbers are told for.
     pub fn check(&self, ring: &Ring, writer: &Writer) {
         let of_it = self.delivered.iter().filter(|(slot, ..)| *slot == writer.slot);
@@ -338,7 +325,7 @@ impl Drain {
         assert!(numbers.is_sorted_by(|before, behind| before < behind), "{numbers:?}");
         let ring_writer = &ring.writers[writer.slot];
         let dropped = ring_writer.dropped.load(Relaxed);
-        let emitted = ring_writer.emitted.load(Relaxed);
+        let emitted = ring_writer.stored.load(Relaxed) + dropped;
         let torn = self.torn[writer.slot];
         let accounted = numbers.len() as u64 + dropped + torn;
         assert_eq!(accounted, emitted, "{numbers:?}, {dropped} dropped, {torn} torn");

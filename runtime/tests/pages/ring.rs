@@ -45,7 +45,7 @@ impl Slot {
 #[derive(Default)]
 pub struct RingWriter {
     pub page: AtomicU32,
-    pub emitted: AtomicU64,
+    pub stored: AtomicU64,
     /// Of one cause: full.
     pub dropped: AtomicU64,
     dead: AtomicBool,

@@ -56,7 +56,7 @@ impl Writer {
         let writer = &ring.writers[self.slot];
         let lost = writer.dropped.load(Relaxed);
         let first = match self.cursor {
-            None => writer.emitted.load(Relaxed),
+            None => writer.stored.load(Relaxed) + lost,
             Some((previous, _)) => {
                 let previous = &ring.pages[previous];
                 let lost_before = previous.lost_total.load(Relaxed);
@@ -104,7 +104,7 @@ impl Writer {
         writer.page.store(index as u32 + 1, Relaxed);
         if let Some((previous, _)) = previous {
             self.step()?;
-            writer.emitted.fetch_add(SLOTS as u64, Relaxed);
+            writer.stored.fetch_add(SLOTS as u64, Relaxed);
             self.step()?;
             ring.pages[previous].owner.fetch_or(PAGE_RETIRED, Release);
         }
@@ -116,7 +116,7 @@ impl Writer {
         let Some((page, _)) = self.cursor else { return Ok(()) };
         let writer = &ring.writers[self.slot];
         self.step()?;
-        writer.emitted.fetch_add(SLOTS as u64, Relaxed);
+        writer.stored.fetch_add(SLOTS as u64, Relaxed);
         self.cursor = None;
         self.step()?;
         writer.page.store(0, Relaxed);
@@ -130,8 +130,6 @@ impl Writer {
         let writer = &ring.writers[self.slot];
         self.step()?;
         writer.dropped.fetch_add(1, Relaxed);
-        self.step()?;
-        writer.emitted.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -155,7 +153,7 @@ impl Writer {
                 let unwritten = |slot: &&crate::ring::Slot| slot.ts.load(Relaxed) == 0;
                 let used = SLOTS - page.slots.iter().rev().take_while(unwritten).count();
                 self.step()?;
-                writer.emitted.fetch_add(used as u64, Relaxed);
+                writer.stored.fetch_add(used as u64, Relaxed);
                 self.step()?;
                 writer.page.store(0, Relaxed);
                 self.step()?;
