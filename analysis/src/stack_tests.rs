@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use callsight_format::{KIND_ENTER, KIND_EXIT};
+use fastrand::Rng;
 
 use super::*;
 
@@ -251,18 +252,6 @@ fn exits_of_nothing_under_many_open_calls_are_quick() {
     assert_eq!(stack.tally.unmatched_exits, 200_000);
 }
 
-/// Small generator with a fixed seed: the same steps in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// What the rules say, with a plain list and no shortcut: `(function, total)` and unmatched exits.
 fn naive(events: &[Event]) -> (Vec<(u64, u64)>, u64) {
     let (mut open, mut calls, mut unmatched): (Vec<(u64, u64)>, _, _) = (vec![], vec![], 0);
@@ -290,14 +279,14 @@ fn naive(events: &[Event]) -> (Vec<(u64, u64)>, u64) {
 
 #[test]
 fn random_events_match_as_a_naive_matcher_does_and_self_times_sum_to_the_roots() {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Rng::with_seed(1);
     for _ in 0..300 {
         let mut ts = 1;
-        let events: Vec<Event> = (0..random.below(200))
+        let events: Vec<Event> = (0..random.u64(..200))
             .map(|_| {
-                ts += random.below(50);
-                let kind = if random.below(9) < 5 { KIND_ENTER } else { KIND_EXIT };
-                Event { ts, func: 1 + random.below(6), kind, ..Event::default() }
+                ts += random.u64(..50);
+                let kind = if random.u64(..9) < 5 { KIND_ENTER } else { KIND_EXIT };
+                Event { ts, func: 1 + random.u64(..6), kind, ..Event::default() }
             })
             .collect();
         let (mut stack, mut recorder) = (Stack::new(false), Recorder::default());

@@ -15,18 +15,7 @@ use callsight_format::{
 };
 use chunks::*;
 use common::*;
-
-/// Numbers that look random, the same each time (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
+use fastrand::Rng;
 
 /// A capture with an end, and what is true of it.
 struct Truth {
@@ -38,14 +27,14 @@ struct Truth {
 
 impl Truth {
     /// `blocks` blocks of three threads, of which now and then one ends and another gets its id.
-    fn new(random: &mut Random, blocks: usize) -> Truth {
+    fn new(random: &mut Rng, blocks: usize) -> Truth {
         let mut truth = Truth { sender: Sender::new(1), emitted: 0, dropped: 0 };
         let mut writers = [7, 8, 9].map(|tid| Writer::new(7, tid));
         let mut open = [const { Vec::new() }; 3];
         for block in 0..blocks as u64 {
-            let at = random.below(3) as usize;
+            let at = random.u64(..3) as usize;
             let writer = &mut writers[at];
-            if writer.next > 0 && random.below(6) == 0 {
+            if writer.next > 0 && random.u64(..6) == 0 {
                 truth.emitted += writer.next;
                 *writer = Writer::new(7, writer.tid);
                 open[at] = Vec::new();
@@ -58,8 +47,8 @@ impl Truth {
                 }
                 _ => Vec::new(),
             };
-            if writer.next > 0 && random.below(5) == 0 {
-                let lost = 1 + random.below(50);
+            if writer.next > 0 && random.u64(..5) == 0 {
+                let lost = 1 + random.u64(..50);
                 writer.drop(lost as u32);
                 truth.dropped += lost;
                 let note = Records { ts: block * 10_000, ..Records::default() };
@@ -86,15 +75,15 @@ impl Truth {
     }
 }
 
-fn calls(random: &mut Random, tid: u32, ts: u64, open: &mut Vec<Event>) -> Vec<Event> {
-    let count = 1 + random.below(60);
+fn calls(random: &mut Rng, tid: u32, ts: u64, open: &mut Vec<Event>) -> Vec<Event> {
+    let count = 1 + random.u64(..60);
     let one = |step: u64| {
-        let call = match random.below(2) {
+        let call = match random.u64(..2) {
             0 => open.pop().map(|call| Event { kind: KIND_EXIT, ..call }),
             _ => None,
         };
         let call = call.unwrap_or_else(|| {
-            let func = 1600 + 16 * random.below(9);
+            let func = 1600 + 16 * random.u64(..9);
             open.push(Event { func, call_site: func + 5, tid, ..Event::default() });
             open[open.len() - 1]
         });
@@ -136,7 +125,7 @@ impl Place {
 
 #[test]
 fn a_capture_cut_at_any_byte_holds_what_stands_before() {
-    let truth = Truth::new(&mut Random(3), 9);
+    let truth = Truth::new(&mut Rng::with_seed(3), 9);
     let (bytes, place) = (truth.sender.file(1), Place::new());
     let (mut end, mut whole) = (FILE_HEADER_BYTES, 0);
     let mut next = truth.sender.chunks.iter().zip(&truth.sender.records);
@@ -161,7 +150,7 @@ fn a_capture_cut_at_any_byte_holds_what_stands_before() {
 
 #[test]
 fn a_flipped_bit_costs_at_most_the_chunk_it_is_in() {
-    let mut random = Random(11);
+    let mut random = Rng::with_seed(11);
     let truth = Truth::new(&mut random, 12);
     let (bytes, place) = (truth.sender.file(1), Place::new());
     let mut ends = Vec::new();
@@ -170,8 +159,8 @@ fn a_flipped_bit_costs_at_most_the_chunk_it_is_in() {
     }
     let last_block = truth.sender.chunks.len() - 3;
     for _ in 0..10_000 {
-        let at = random.below(bytes.len() as u64) as usize;
-        let bit = random.below(8);
+        let at = random.u64(..bytes.len() as u64) as usize;
+        let bit = random.u64(..8);
         let mut damaged = bytes.clone();
         damaged[at] ^= 1 << bit;
         let report = place.analyze(&damaged);
@@ -199,19 +188,19 @@ fn a_flipped_bit_costs_at_most_the_chunk_it_is_in() {
 fn deleted_and_repeated_chunks_are_exact() {
     let place = Place::new();
     for seed in 1..200u64 {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let blocks = 1 + random.below(30) as usize;
+        let mut random = Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let blocks = 1 + random.u64(..30) as usize;
         let truth = Truth::new(&mut random, blocks);
         let mut sender = truth.sender.clone();
         let mut missing = 0;
         for at in (1..=blocks).rev() {
-            match random.below(4) {
+            match random.u64(..4) {
                 0 => {
                     missing += sender.records.remove(at);
                     sender.chunks.remove(at);
                 }
                 1 => {
-                    let later = at + random.below((sender.chunks.len() - at) as u64) as usize;
+                    let later = at + random.u64(..(sender.chunks.len() - at) as u64) as usize;
                     sender.chunks.insert(later, sender.chunks[at].clone());
                     sender.records.insert(later, 0);
                 }
@@ -226,11 +215,11 @@ fn deleted_and_repeated_chunks_are_exact() {
 fn chunks_in_another_order_are_there_or_lost() {
     let place = Place::new();
     for seed in 1..200u64 {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let truth = Truth::new(&mut random, 20);
         let mut sender = truth.sender.clone();
-        for _ in 0..=random.below(6) {
-            let (one, other) = (1 + random.below(20) as usize, 1 + random.below(20) as usize);
+        for _ in 0..=random.u64(..6) {
+            let (one, other) = (1 + random.u64(..20) as usize, 1 + random.u64(..20) as usize);
             sender.chunks.swap(one, other);
         }
         let report = place.report(&sender);
@@ -246,30 +235,30 @@ fn chunks_in_another_order_are_there_or_lost() {
 fn restarted_drains_lose_and_repeat_exactly() {
     let (place, mut all_lost, mut all_repeated) = (Place::new(), 0, 0);
     for seed in 1..200u64 {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut writers = [7, 8].map(|tid| Writer::new(7, tid));
         let mut sent = [Vec::new(), Vec::new()];
         let (mut lost, mut repeated, mut files) = (0, 0, Vec::new());
-        for drain in 0..1 + random.below(4) {
+        for drain in 0..1 + random.u64(..4) {
             let mut sender = Sender::new(drain as u8);
-            for block in 0..1 + random.below(8) {
-                let at = random.below(2) as usize;
+            for block in 0..1 + random.u64(..8) {
+                let at = random.u64(..2) as usize;
                 let (writer, sent) = (&mut writers[at], &mut sent[at]);
                 let ts = drain * 1_000_000 + block * 10_000;
                 let mut records = calls(&mut random, writer.tid, ts, &mut Vec::new());
                 let first_of_drain = sender.chunks.len() == 1;
-                if first_of_drain && random.below(3) == 0 {
-                    let gone = 1 + random.below(90);
+                if first_of_drain && random.u64(..3) == 0 {
+                    let gone = 1 + random.u64(..90);
                     (writer.next, lost) = (writer.next + gone, lost + gone);
                     sent.clear();
-                } else if first_of_drain && random.below(2) == 0 {
-                    let again = random.below(1 + sent.len() as u64) as usize;
+                } else if first_of_drain && random.u64(..2) == 0 {
+                    let again = random.u64(..1 + sent.len() as u64) as usize;
                     (writer.next, repeated) = (writer.next - again as u64, repeated + again as u64);
                     records.splice(..0, sent.drain(sent.len() - again..));
                 }
                 sent.extend_from_slice(&records);
                 while !records.is_empty() {
-                    let part = records.len().min(1 + random.below(60) as usize);
+                    let part = records.len().min(1 + random.u64(..60) as usize);
                     sender.block(writer, &records[..part], &[]);
                     records.drain(..part);
                 }
@@ -291,12 +280,12 @@ fn restarted_drains_lose_and_repeat_exactly() {
 /// Chunks that are whole, and of which some bytes are not what a drain writes.
 #[test]
 fn chunks_that_lie_give_a_report() {
-    let (mut random, place) = (Random(17), Place::new());
+    let (mut random, place) = (Rng::with_seed(17), Place::new());
     let truth = Truth::new(&mut random, 12);
     for _ in 0..2000 {
         let mut sender = truth.sender.clone();
-        for _ in 0..=random.below(3) {
-            let at = random.below(sender.chunks.len() as u64) as usize;
+        for _ in 0..=random.u64(..3) {
+            let at = random.u64(..sender.chunks.len() as u64) as usize;
             sender.chunks[at] = lie(&mut random, &sender.chunks[at]);
         }
         let report = place.report(&sender);
@@ -305,16 +294,16 @@ fn chunks_that_lie_give_a_report() {
     }
 }
 
-fn lie(random: &mut Random, chunk: &[u8]) -> Vec<u8> {
+fn lie(random: &mut Rng, chunk: &[u8]) -> Vec<u8> {
     let kind = u32::from(chunk[0]);
     let frame = &chunk[CHUNK_HEADER_BYTES..];
     let mut raw = zstd::bulk::decompress(frame, 1 << 20).expect("a frame");
-    for _ in 0..=random.below(4) {
+    for _ in 0..=random.u64(..4) {
         // Mostly in the header, where the numbers are.
-        let within = [raw.len() as u64, 112, 112, 112][random.below(4) as usize];
-        let at = random.below(within.min(raw.len() as u64)) as usize;
-        let len = (1 << random.below(4)).min(raw.len() - at);
-        let value = [0, 0xff, 0x80, random.below(256) as u8][random.below(4) as usize];
+        let within = [raw.len() as u64, 112, 112, 112][random.u64(..4) as usize];
+        let at = random.u64(..within.min(raw.len() as u64)) as usize;
+        let len = (1 << random.u64(..4)).min(raw.len() - at);
+        let value = [0, 0xff, 0x80, random.u64(..256) as u8][random.u64(..4) as usize];
         raw[at..at + len].fill(value);
     }
     if kind == CHUNK_BLOCK {
@@ -326,10 +315,10 @@ fn lie(random: &mut Random, chunk: &[u8]) -> Vec<u8> {
 
 #[test]
 fn random_bytes_are_no_chunks() {
-    let (mut random, place) = (Random(5), Place::new());
+    let (mut random, place) = (Rng::with_seed(5), Place::new());
     let truth = Truth::new(&mut random, 20);
     for len in [1, 100, 300_000, 3_000_000] {
-        let noise: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
+        let noise: Vec<u8> = (0..len).map(|_| random.u64(..256) as u8).collect();
         for at in [1, 7, 21] {
             let mut sender = truth.sender.clone();
             sender.chunks.insert(at, noise.clone());

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use callsight_format::*;
 use callsight_hub::capture::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture};
-use callsight_hub::stream::{ChunkDecoder, StreamError, StreamId};
+use callsight_hub::stream::{ChunkDecoder, StreamId};
 use callsight_hub::{Session, SessionMeta, Sink, SinkTally};
 use common::packed::{self, Writer};
-use common::{calls, calls_of, chunk, origin};
+use common::{calls, calls_of, chunk, decode, origin};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -25,25 +25,6 @@ fn any_chunk(order: ByteOrder) -> impl Strategy<Value = Vec<u8>> {
             .prop_map(move |(high, kind, raw)| chunk(kind + u32::from(high / 250), &raw, order)),
         1 => vec(any::<u8>(), 0..40),
     ]
-}
-
-/// Items as text, and how the stream ends.
-fn decode<'a>(
-    pieces: impl IntoIterator<Item = &'a [u8]>,
-    order: ByteOrder,
-) -> (Vec<String>, Option<StreamError>, Option<(bool, u64)>) {
-    let mut decoder = ChunkDecoder::new(order);
-    let mut items = Vec::new();
-    for mut piece in pieces {
-        loop {
-            match decoder.next(&mut piece) {
-                Ok(Some(chunk)) => items.push(format!("{chunk:?}")),
-                Ok(None) => break,
-                Err(error) => return (items, Some(error), None),
-            }
-        }
-    }
-    (items, None, Some((decoder.is_between_chunks(), decoder.announced_records())))
 }
 
 /// `bytes` in pieces that end at `cuts`.

@@ -2,27 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use crate::ROWS;
 use crate::job::{descriptors, status_kib};
 use crate::outcome::{Outcome, Plan};
 use crate::scene::{Scene, ended_well, tally};
 use crate::truth::Truth;
-use crate::{crowds, kills, network, restarts, sinks};
 
-/// A fault that comes again and again.
-type Fault = (&'static str, fn(&Plan) -> Outcome);
-
-const FAULTS: [Fault; 10] = [
-    ("F1", kills::killed_targets),
-    ("F2", kills::killed_at_points),
-    ("F3", restarts::killed_drains),
-    ("F4", restarts::killed_servers),
-    ("F5", sinks::stopped),
-    ("F6", sinks::slow_reader),
-    ("F7", network::half_open),
-    ("F8", network::bad_weather),
-    ("F9", sinks::full_disks),
-    ("F21", crowds::connections),
-];
+/// The faults that come again and again.
+const FAULTS: [&str; 10] = ["F1", "F2", "F3", "F4", "F5", "F6", "F7", "F8", "F9", "F21"];
 
 /// What a process needed at a moment.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +35,8 @@ pub fn soak(plan: &Plan) -> Outcome {
     let mut samples = Vec::new();
     let mut done = Vec::new();
     while begin.elapsed() < length {
-        let (name, fault) = chance.pick(&FAULTS);
+        let name = chance.pick(&FAULTS);
+        let (_, fault) = ROWS.iter().find(|(row, _)| row == &name).expect("a row of the table");
         let seed = chance.next();
         let short = Plan { seed, short: true, soak: None };
         eprintln!("F23: {name} with seed {seed}");

@@ -11,6 +11,28 @@ pub mod server;
 use std::path::Path;
 
 use callsight_format::*;
+use callsight_hub::stream::{ChunkDecoder, StreamError};
+
+/// What a decoder makes of `pieces`: its items as text, so that they outlive it, then what stopped it;
+/// or whether it is between two chunks, and how many records are announced.
+pub fn decode<'a>(
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+    order: ByteOrder,
+) -> (Vec<String>, Result<(bool, u64), StreamError>) {
+    let mut decoder = ChunkDecoder::new(order);
+    let mut items = Vec::new();
+    for mut piece in pieces {
+        loop {
+            match decoder.next(&mut piece) {
+                Ok(Some(chunk)) => items.push(format!("{chunk:?}")),
+                Ok(None) => break,
+                Err(error) => return (items, Err(error)),
+            }
+        }
+        assert!(piece.is_empty(), "bytes were left lying");
+    }
+    (items, Ok((decoder.is_between_chunks(), decoder.announced_records())))
+}
 
 /// The clock words of every stream here.
 pub fn origin() -> Origin {
