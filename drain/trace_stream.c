@@ -166,10 +166,15 @@ static void read_arguments(struct arguments *to, int count, char **words)
 {
     const char *names[3] = { NULL, NULL, NULL };
     unsigned named = 0;
+    int only_names = 0;
     for (int at = 1; at < count; at++) {
         const char *word = words[at];
         int has_value = at + 1 < count;
-        if (strcmp(word, "--file") == 0 && has_value)
+        if (only_names && named < 3)
+            names[named++] = word;
+        else if (!only_names && strcmp(word, "--") == 0)
+            only_names = 1;
+        else if (strcmp(word, "--file") == 0 && has_value)
             to->folder = words[++at];
         else if (strcmp(word, "--budget") == 0 && has_value)
             to->budget = read_budget(words[++at]);

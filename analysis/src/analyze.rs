@@ -165,6 +165,8 @@ impl<'o> Analysis<'o> {
         totals.skipped_calls += tally.skipped_calls;
         totals.calls_cut_by_loss += tally.calls_cut_by_loss;
         totals.uncertain_calls += tally.uncertain_calls;
+        totals.pauses += tally.pauses;
+        totals.paused_threads += u64::from(tally.pauses > 0);
         let gap_ns = clock.duration_ns(tally.gap_ticks).round() as u64;
         totals.gap_ns = totals.gap_ns.saturating_add(gap_ns);
         self.doubts.add_resumed(tally.mismatches_resumed);

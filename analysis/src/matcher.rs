@@ -5,7 +5,7 @@
 //! process.
 
 use callsight_format::{
-    Cause, Event, KIND_ENTER, LossNote, MARK_CLOCK, NOTE_LOSS, NOTE_PROCESS, NOTE_STOP,
+    Cause, Event, KIND_ENTER, LossNote, MARK_CLOCK, NOTE_LOSS, NOTE_PAUSE, NOTE_PROCESS, NOTE_STOP,
     NOTE_THREAD_NAME, PROCESS_AGAIN, ProcessNote, StopReason,
 };
 use rustc_hash::FxHashMap;
@@ -188,6 +188,11 @@ impl Visitor for Matcher<'_> {
             NOTE_LOSS => {
                 let events = LossNote::parse(bytes).map_or(0, |note| note.events);
                 self.lose(tid, events);
+            }
+            NOTE_PAUSE => {
+                if let Some(index) = self.life_of(tid) {
+                    self.matched.lives[index].stack.paused();
+                }
             }
             NOTE_STOP if is_end(bytes) => {
                 // It may be all that is left of the thread that ended the process.

@@ -268,10 +268,19 @@ impl Doubts {
                  {MOST_FUNCTIONS} functions; its file is damaged or of another tool"
             ));
         }
-        if report.totals.gap_ns > 0 {
+        if report.totals.pauses > 0 {
+            let times = counted(report.totals.pauses, "time", "times");
+            let threads = counted(report.totals.paused_threads, "thread", "threads");
             self.say(format!(
-                "events were lost during {:.3} ms (over all threads); that time is in no \
-                 function's total or self time",
+                "recording was paused {times} in {threads}; calls of that time are not in this \
+                 trace, which is no loss"
+            ));
+        }
+        if report.totals.gap_ns > 0 {
+            let (what, _) = missing_words(report);
+            self.say(format!(
+                "{what} during {:.3} ms (over all threads); that time is in no function's total or \
+                 self time",
                 report.totals.gap_ns as f64 / 1e6
             ));
         }
@@ -291,20 +300,21 @@ impl Doubts {
 
     fn say_matching(&mut self, report: &Report) {
         let totals = &report.totals;
+        let (while_so, because) = missing_words(report);
         self.say_counted(
             totals.exits_after_loss,
-            "exit has no enter because of the lost events",
-            "exits have no enter because of the lost events",
+            &format!("exit has no enter because of {because}"),
+            &format!("exits have no enter because of {because}"),
         );
         self.say_counted(
             totals.calls_cut_by_loss,
-            "call has no exit because of the lost events",
-            "calls have no exit because of the lost events",
+            &format!("call has no exit because of {because}"),
+            &format!("calls have no exit because of {because}"),
         );
         self.say_counted(
             totals.uncertain_calls,
-            "call was open while events were lost; it counts, but not for p50 to max",
-            "calls were open while events were lost; they count, but not for p50 to max",
+            &format!("call was open while {while_so}; it counts, but not for p50 to max"),
+            &format!("calls were open while {while_so}; they count, but not for p50 to max"),
         );
         self.say_counted(
             totals.skipped_calls,
@@ -381,6 +391,17 @@ fn limit(code: u64, payload: u64, name: &str) -> String {
             format!("{name}: recording stopped at the limit of {events}")
         }
         other => format!("{name}: recording stopped (marker {other})"),
+    }
+}
+
+/// What kept events from the trace: as what happened meanwhile, and as a cause.
+fn missing_words(report: &Report) -> (&'static str, &'static str) {
+    match (report.lost_events() > 0, report.totals.pauses > 0) {
+        (false, true) => ("recording was paused", "a pause"),
+        (true, true) => {
+            ("events were lost or recording was paused", "the lost events or of a pause")
+        }
+        (_, false) => ("events were lost", "the lost events"),
     }
 }
 

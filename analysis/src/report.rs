@@ -84,17 +84,21 @@ pub struct Totals {
     pub unmatched_exits: u64,
     /// Calls that had not returned when their thread's trace ended.
     pub unclosed_enters: u64,
-    /// Exits whose enter is among lost events.
+    /// Exits whose enter is among lost events, or was not recorded in a pause.
     pub exits_after_loss: u64,
     /// Exits of calls that a forked process had inherited.
     pub inherited_exits: u64,
     /// Calls left without an exit and closed: longjmp, an exception, a cancelled thread.
     pub skipped_calls: u64,
-    /// Calls whose exit is among lost events.
+    /// Calls whose exit is among lost events, or was not recorded in a pause.
     pub calls_cut_by_loss: u64,
-    /// Calls during which events were lost.
+    /// Calls during which events were lost or recording was paused.
     pub uncertain_calls: u64,
-    /// Time in which events were lost, over all threads, in ns.
+    /// How often recording was paused, over all threads, and how many of these it was.
+    pub pauses: u64,
+    /// See `pauses`.
+    pub paused_threads: u64,
+    /// Time in which events were lost or recording was paused, over all threads, in ns.
     pub gap_ns: u64,
 }
 

@@ -91,6 +91,8 @@ pub struct Tally {
     pub unclosed_enters: u64,
     /// Time in which events were lost.
     pub gap_ticks: u64,
+    /// How often recording was paused after the first event.
+    pub pauses: u64,
     /// Of those that loss explains, the ones where only a drain that was away explains it.
     pub mismatches_resumed: u64,
     /// The farthest step back of the clock that no signal handler explains.
@@ -170,6 +172,13 @@ impl Stack {
         self.in_gap = true;
         self.uncertain_below = self.calls.len();
         self.lost_events = self.lost_events.saturating_add(events);
+    }
+
+    /// Recording was paused before this: what was called meanwhile is as if it had been lost, any
+    /// number of events, though it is no loss.
+    pub fn paused(&mut self) {
+        self.tally.pauses += u64::from(self.started);
+        self.lost(u64::MAX);
     }
 
     /// Nobody took events for a while. Perhaps there was none; what does not match tells.

@@ -8,8 +8,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use callsight_format::{
     ByteOrder, Cause, EVENT_BYTES, Event, KIND_COUNTERS, KIND_ENTER, KIND_EXIT, KIND_MARKER,
-    MARK_BUDGET, MARK_CLOCK, MARK_COUNTER_FIRST, MARK_COUNTER_LAST, NOTE_PADDING, NOTE_SEGMENT,
-    NotePiece, SEGMENT_NOTE_BYTES,
+    MARK_BUDGET, MARK_CLOCK, MARK_COUNTER_FIRST, MARK_COUNTER_LAST, NOTE_PADDING, NOTE_PAUSE,
+    NOTE_SEGMENT, NotePiece, SEGMENT_NOTE_BYTES,
 };
 
 use crate::Error;
@@ -224,7 +224,7 @@ impl<V: Visitor> Walker<'_, V> {
                     self.compare_segment_before(&piece);
                     self.note(event, &piece);
                 }
-                code if code > NOTE_SEGMENT => self.walked.oddities.unknown_markers += 1,
+                code if code > NOTE_PAUSE => self.walked.oddities.unknown_markers += 1,
                 _ => self.note(event, &piece),
             }
             return;

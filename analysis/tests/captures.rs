@@ -397,3 +397,28 @@ fn one_thing_is_said_of_as_one() {
     assert!(text.contains("1 function by self time") && text.contains("1 thread by"), "{text}");
     assert!(text.contains("1 function of an unnamed program has no name"), "{text}");
 }
+
+#[test]
+fn calls_that_were_open_in_a_pause_have_no_exact_end_and_nothing_is_lost() {
+    // b returned in the pause, and d was called in it; the second thread began in it.
+    let records = Records::default()
+        .process(7, 7, "/bin/app")
+        .thread(7, "enter a, enter c, exit c, enter b")
+        .paused(7)
+        .thread(7, "enter c, exit c, exit d, exit a")
+        .process(8, 7, "/bin/app")
+        .paused(8)
+        .thread(8, "enter c, exit c, exit b")
+        .end(7);
+    let all = records.events.len() as u64;
+    let report = report(records.file(ByteOrder::Little));
+    let totals = &report.totals;
+    assert_eq!((totals.unmatched_exits, totals.exits_after_loss), (0, 2));
+    assert_eq!((totals.pauses, totals.paused_threads), (1, 1));
+    assert_eq!((report.lost_events(), report.identity.unaccounted), (0, 0));
+    assert_eq!(report.identity.delivered, all);
+    assert_noticed(&report, "recording was paused 1 time in 1 thread; calls of that time");
+    assert_noticed(&report, "exits have no enter because of a pause");
+    assert_noticed(&report, "were open while recording was paused; they count, but");
+    assert!(report.notices.iter().all(|line| !line.contains("lost")), "{:?}", report.notices);
+}

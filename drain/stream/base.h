@@ -102,11 +102,22 @@ static void release_claim(void)
 static void say_with(const char *format, va_list arguments) __attribute__((format(printf, 1, 0)));
 static void say_with(const char *format, va_list arguments)
 {
-    char line[2048];
+    static const char digits[] = "0123456789abcdef";
+    char text[2048], line[4 * sizeof text];
     size_t count = (size_t)snprintf(line, sizeof line, "trace_stream: ");
-    int more = vsnprintf(line + count, sizeof line - count - 1, format, arguments);
-    count += more > 0 ? (size_t)more : 0;
-    count = count < sizeof line - 1 ? count : sizeof line - 2;
+    if (vsnprintf(text, sizeof text, format, arguments) < 0)
+        return;
+    /* What others chose, like a name, may hold anything, and is to stay in its line. */
+    for (const char *at = text; *at != 0 && count < sizeof line - 5; at++) {
+        if (!iscntrl((unsigned char)*at)) {
+            line[count++] = *at;
+            continue;
+        }
+        memcpy(line + count, "\\x", 2);
+        line[count + 2] = digits[(unsigned char)*at >> 4];
+        line[count + 3] = digits[*at & 15];
+        count += 4;
+    }
     line[count++] = '\n';
     /* In one piece: another process may write there too. */
     ssize_t written = write(STDERR_FILENO, line, count);

@@ -150,9 +150,10 @@ static void live_refused(struct live *live, int error)
         live_end(live, "connect to", why);
         return;
     }
-    if (live->reconnects && !live->said_down)
-        say("connect to %s port %s: %s Trying again", live->host, live->port, why);
-    live->said_down |= live->reconnects;
+    if (!live->said_down)
+        say("connect to %s port %s: %s Trying again%s", live->host, live->port, why,
+            live->reconnects ? "" : ", for some seconds");
+    live->said_down = 1;
     live_close(live);
     live->state = LIVE_DOWN;
     live->since_ns = now_ns() + RETRY_NS;

@@ -57,6 +57,7 @@ struct pool {
     uint64_t delivered_before;
     uint64_t dropped_before; /* what earlier drains told, as far as could be seen at first */
     int taken_over;          /* from an earlier drain */
+    int is_paused;
     uint64_t now_ns;
     uint64_t stuck; /* pages that wait for a slot to be stored, in the last pass */
     uint64_t moved; /* records in the last pass */

@@ -331,9 +331,27 @@ static void take_over(struct pool *pool)
 
 /* ---- The whole of it ------------------------------------------------------------------------ */
 
+/* Says it when the programs of the ring are told to pause, or no longer: what is not recorded is no
+ * loss, and in no count. */
+static void tell_pause(struct pool *pool)
+{
+    const char *name = strrchr(pool->ring->path, '/');
+    uint32_t command = load32(&pool->ring->control->command);
+    int is_paused = command == CALLSIGHT_COMMAND_PAUSE;
+    if (is_paused == pool->is_paused)
+        return;
+    pool->is_paused = is_paused;
+    if (is_paused)
+        say("%s is paused: its programs record nothing until `callsight rings --resume %s`", name,
+            name);
+    else if (command == CALLSIGHT_COMMAND_RECORD)
+        say("%s records again", name);
+}
+
 /* What is done now and then, behind a pass that has looked at every page. */
 static void sweep(struct pool *pool)
 {
+    tell_pause(pool);
     tell_names(pool);
     free_orphans(pool);
     free_writers(pool);

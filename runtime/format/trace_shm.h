@@ -309,6 +309,12 @@
 #define CALLSIGHT_SEGMENT_NOTE_BYTES 8
 
 /*
+ Note: recording was paused before this place, and what the writer called meanwhile is not in the
+ data, which is no loss. Also at the head of a thread that may have begun during a pause. No bytes.
+ */
+#define CALLSIGHT_NOTE_PAUSE 264
+
+/*
  How many values [`Cause`] has.
  */
 #define CALLSIGHT_CAUSES 12

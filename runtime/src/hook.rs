@@ -11,7 +11,7 @@ use callsight_format::{EVENT_BYTES, KIND_ENTER, KIND_EXIT};
 
 use crate::bytes::Shared;
 use crate::process::{self, Sink};
-use crate::recorder::{has_become_wanted, owes_notes, pay_notes, start_thread};
+use crate::recorder::{catch_up, has_become_wanted, owes_notes, pay_notes};
 use crate::threads::{self, UNWANTED};
 #[cfg(not(target_arch = "x86_64"))]
 use crate::window::put;
@@ -44,7 +44,7 @@ pub unsafe fn record(func: usize, call_site: usize, kind: u8) {
     let generation = process::PAGE.direct.load(Relaxed);
     let stack_pointer = arch::stack_pointer();
     if generation == 0 {
-        if !process::is_off() && !process::is_paused() {
+        if !process::is_off() && !process::is_gate_closed() {
             // SAFETY: as for this function.
             unsafe { aside(func, call_site, kind, stack_pointer) };
         }
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_poi
         return sandbox::count_loss(thread, kind);
     }
     if thread.generation != process::generation() {
-        start_thread(thread);
+        catch_up(thread);
     }
     if thread.flags & UNWANTED != 0 && !has_become_wanted(thread) {
         return;

@@ -6,9 +6,9 @@
 
 use callsight_format::{
     EVENT_BYTES, LossNote, ModuleNote, NOTE_LOSS, NOTE_MAX_BYTES, NOTE_MODULE, NOTE_MODULE_GONE,
-    NOTE_PADDING, NOTE_PIECE_BYTES, NOTE_PROCESS, NOTE_SEGMENT, NOTE_STOP, NOTE_THREAD_NAME,
-    PAGE_HEADER_BYTES, PROCESS_AGAIN, PROCESS_NOTE_BYTES, ProcessNote, StopReason, note_records,
-    note_words,
+    NOTE_PADDING, NOTE_PAUSE, NOTE_PIECE_BYTES, NOTE_PROCESS, NOTE_SEGMENT, NOTE_STOP,
+    NOTE_THREAD_NAME, PAGE_HEADER_BYTES, PROCESS_AGAIN, PROCESS_NOTE_BYTES, ProcessNote,
+    StopReason, note_records, note_words,
 };
 
 use crate::modules::{self, Change, Module};
@@ -52,9 +52,9 @@ pub enum Again {
 }
 
 /// Longest path in the note that each thread starts with: with the other records that a window
-/// may begin with, and an event, it fits into the smallest page (242 bytes there).
+/// may begin with, and an event, it fits into the smallest page (230 bytes there).
 fn thread_exe_bytes() -> usize {
-    const OTHERS: usize = 2 * LOSS_RECORDS + 2;
+    const OTHERS: usize = 2 * LOSS_RECORDS + PAUSE_RECORDS + 2;
     let slots = (process::window_mask() + 1 - PAGE_HEADER_BYTES) / EVENT_BYTES;
     slots.saturating_sub(OTHERS) * NOTE_PIECE_BYTES - PROCESS_NOTE_BYTES - 2
 }
@@ -63,6 +63,14 @@ fn thread_exe_bytes() -> usize {
 pub fn process_records() -> usize {
     note_records(PROCESS_NOTE_BYTES + process::identity().exe().len().min(thread_exe_bytes()))
 }
+
+/// Recording was paused before this.
+pub fn pause(put: Put) -> bool {
+    write(NOTE_PAUSE, [&[], &[], &[]], put)
+}
+
+/// How many records the note of a pause takes.
+pub const PAUSE_RECORDS: usize = note_records(0);
 
 /// Which process this is.
 pub fn process(again: Again, put: Put) -> bool {

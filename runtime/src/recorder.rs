@@ -7,18 +7,32 @@ use callsight_format::{Cause, EVENT_BYTES, KIND_MARKER, LossNote, MARK_CLOCK, St
 use crate::notes::{self, Again};
 use crate::process::{self, Sink};
 use crate::sys::{self, SignalsBlocked};
-use crate::threads::{self, EARLY, OWES_NAME, OWES_PROCESS, Thread, UNWANTED};
+use crate::threads::{self, EARLY, OWES_NAME, OWES_PAUSE, OWES_PROCESS, Thread, UNWANTED};
 use crate::window::{meta, store, tid_word};
 use crate::{clock, config, file, ring, sandbox, summary};
 
+/// A thread whose block is not as it should be now: it begins, or recording was paused.
+#[cold]
+#[inline(never)]
+pub fn catch_up(thread: &mut Thread) {
+    match process::was_set_up_for(thread.generation) {
+        true => {
+            thread.generation = process::generation();
+            thread.flags |= OWES_PAUSE;
+        }
+        false => start_thread(thread),
+    }
+}
+
 /// The first hook of a thread, of a forked child's thread, or after libc zeroed the block.
-pub fn start_thread(thread: &mut Thread) {
+fn start_thread(thread: &mut Thread) {
     let _blocked = SignalsBlocked::new();
     let tid = sys::gettid();
     let me = process::identity();
     thread.cursor = 0;
     thread.word = tid_word(tid);
-    thread.flags = OWES_PROCESS | OWES_NAME;
+    let owes_pause = if process::has_paused() { OWES_PAUSE } else { 0 };
+    thread.flags = OWES_PROCESS | OWES_NAME | owes_pause;
     thread.windows = 0;
     thread.skipped = process::take_early_events();
     if thread.skipped > 0 {
@@ -88,7 +102,7 @@ pub fn missed(thread: &Thread) -> Option<LossNote> {
 
 /// Whether [`pay_notes`] has anything to do.
 pub fn owes_notes(thread: &Thread) -> bool {
-    thread.flags & (OWES_PROCESS | OWES_NAME) != 0 || process::owes_modules()
+    thread.flags & (OWES_PROCESS | OWES_NAME | OWES_PAUSE) != 0 || process::owes_modules()
 }
 
 /// Stores what this thread owes the data before its next event; what finds no room stays owed.
@@ -107,6 +121,12 @@ pub fn pay_notes(thread: &mut Thread) {
         if let Some(note) = missed(thread) {
             thread.skipped = 0;
             notes::loss(&note, &mut |func, site| store_note(thread, func, site));
+        }
+    }
+    if thread.flags & OWES_PAUSE != 0 {
+        thread.flags &= !OWES_PAUSE;
+        if !notes::pause(&mut |func, site| store_note(thread, func, site)) {
+            thread.flags |= OWES_PAUSE;
         }
     }
     if process::take_duty_to_tell_modules()
@@ -175,7 +195,10 @@ pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
         return;
     }
     if thread.generation != process::generation() {
-        start_thread(thread);
+        catch_up(thread);
+    }
+    if process::has_unseen_pause() {
+        thread.flags |= OWES_PAUSE;
     }
     pay_notes(thread);
     work(thread);

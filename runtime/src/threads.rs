@@ -20,6 +20,8 @@ pub const OWES_PROCESS: u32 = 1;
 pub const OWES_NAME: u32 = 2;
 /// [`Thread::flags`]: `TRACE_THREADS` does not want this thread.
 pub const UNWANTED: u32 = 4;
+/// See [`OWES_PROCESS`].
+pub const OWES_PAUSE: u32 = 16;
 
 /// [`Thread::flags`]: what it skipped came before the process could store anything.
 pub const EARLY: u32 = 8;

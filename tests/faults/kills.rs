@@ -111,9 +111,11 @@ pub fn held_by_the_dead(plan: &Plan) -> Outcome {
 }
 
 /// Instructions of a call with both its hooks, as usual and at most: where a page is left and
-/// another one claimed.
+/// another one claimed. The least of several runs, because the kernel's clock is read again when the
+/// kernel has just changed it, which comes often to a program that takes a step at a time.
 pub fn instructions_of_a_call() -> (usize, usize) {
-    stepper::costs(&path_of_a_run(), STEPPED_CALLS)
+    let runs = (0..5).map(|_| stepper::costs(&path_of_a_run(), STEPPED_CALLS));
+    runs.min_by_key(|(usual, most)| most - usual).expect("some runs")
 }
 
 /// Every instruction of a run that is not disturbed.

@@ -54,6 +54,8 @@ fn commanded(main: &str) -> Program {
             int x = 0;
             while (n--) x = function(x);
         }}
+        static void left(void) {{ command(PAUSE); times(1000, paused); }}
+        static void outer(void) {{ left(); command(RECORD); times(10, after); }}
         static void *thread(void *unused) {{ times(100, paused); return unused; }}
         QUIET int main(void) {{ {main} return 0; }}"#,
         RING_CONTROL_OFFSET + std::mem::offset_of!(RingControl, command),
@@ -81,6 +83,20 @@ fn a_pause_leaves_out_and_loses_nothing() {
     assert_eq!((report.calls_of("before"), report.calls_of("after")), (1000, 1000));
     assert!(report.calls_of("paused") <= PAGE_CALLS, "{} calls", report.calls_of("paused"));
     assert_eq!(report.lost(), 0, "{:?}", report.notices());
+}
+
+#[test]
+fn what_was_open_in_a_pause_is_told_as_that() {
+    let report = report("times(10, before); outer(); times(10, after);");
+    assert_eq!((report.calls_of("left"), report.calls_of("outer")), (1, 1));
+    assert_eq!(report.calls_of("after"), 20);
+    assert_eq!((report.number("pauses"), report.lost()), (1, 0), "{:?}", report.notices());
+    // `left` returned in the pause, and perhaps the `paused` that noticed it; `outer` lasted longer.
+    let cut = report.number("calls_cut_by_loss");
+    assert!(cut == 1 || cut == 2, "{cut}");
+    assert_eq!(report.number("uncertain_calls"), cut + 1);
+    let notices = report.notices().join("\n");
+    assert!(notices.contains("recording was paused 1 time in 1 thread"), "{notices}");
 }
 
 #[test]

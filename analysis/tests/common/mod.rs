@@ -10,7 +10,7 @@ use callsight_analysis::{Error, Options, Report, analyze};
 use callsight_format::{
     ByteOrder, Event, FILE_HEADER_MAPPED_BYTES, FILE_MAGIC, FLAG_BIG_ENDIAN, FLAG_TICKS,
     FileHeader, KIND_ENTER, KIND_EXIT, KIND_MARKER, LossNote, ModuleNote, NOTE_LOSS, NOTE_MODULE,
-    NOTE_MODULE_GONE, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, Origin, PROCESS_AGAIN,
+    NOTE_MODULE_GONE, NOTE_PAUSE, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, Origin, PROCESS_AGAIN,
     PROCESS_FORKED, ProcessNote, StopReason, note_records, note_words,
 };
 use tempfile::TempDir;
@@ -117,6 +117,11 @@ impl Records {
     pub fn lost(self, tid: u32, cause: u32, events: u64) -> Records {
         let note = LossNote { cause, events, first: 0, last: 0 };
         self.note(tid, NOTE_LOSS, &note.to_bytes())
+    }
+
+    /// Recording of thread `tid` was paused before this.
+    pub fn paused(self, tid: u32) -> Records {
+        self.note(tid, NOTE_PAUSE, &[])
     }
 
     /// The process of `tid` ends its recording in order.

@@ -1,8 +1,12 @@
 //! What the drain says to bad arguments: one sentence, exit code 2.
 
+use std::mem::offset_of;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
+
+use callsight_format::{COMMAND_PAUSE, RING_CONTROL_OFFSET, RingControl};
 
 use crate::support::{Drain, Process, Ring, Server, TestProcess, Writer, drain_binary};
 
@@ -23,6 +27,35 @@ fn wrong_arguments_are_named() {
         assert!(refused(&["/ring", "localhost", port]).contains("the port"), "{port}");
     }
     assert!(refused(&["/ring", "256.1.1.1", "9001"]).contains("find the server 256.1.1.1"));
+}
+
+#[test]
+fn a_name_stays_in_its_line() {
+    let said = refused(&["a\nb/\x1b[31m", "localhost", "9001"]);
+    assert!(said.contains("the ring name \"a\\x0ab/\\x1b[31m\""), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn words_behind_two_dashes_are_names() {
+    let said = refused(&["--reconnect", "--", "--file", "256.1.1.1", "9001"]);
+    assert!(said.contains("find the server 256.1.1.1"), "{said}");
+    assert!(refused(&["--", "a", "b", "9001", "c"]).contains("usage:"));
+}
+
+#[test]
+fn a_pause_is_said() {
+    let server = Server::start();
+    let ring = Ring::new("paused", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let command = RING_CONTROL_OFFSET + offset_of!(RingControl, command);
+    ring.u32(command).store(COMMAND_PAUSE, Release);
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    drop(process);
+    let said = drain.end_well();
+    let to_resume = format!("until `callsight rings --resume {}`", ring.name);
+    assert!(said.contains("is paused: its programs record nothing") && said.contains(&to_resume));
 }
 
 #[test]

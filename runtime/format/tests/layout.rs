@@ -328,6 +328,7 @@ fn rust_constants() -> BTreeMap<String, u64> {
         NOTE_STOP,
         NOTE_PADDING,
         NOTE_SEGMENT,
+        NOTE_PAUSE,
         CAUSES,
         RING_CAUSES,
         PROCESS_FORKED,

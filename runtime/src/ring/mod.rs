@@ -197,6 +197,7 @@ pub fn claim(thread: &mut Thread, at: usize) -> Result<Window, Option<Cause>> {
 fn try_claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
     match field!(word32, control(base()), command).load(Relaxed) {
         COMMAND_RECORD => {}
+        COMMAND_PAUSE if process::is_ending() => {}
         COMMAND_PAUSE => {
             process::pause();
             return Err(None);
