@@ -100,9 +100,9 @@ struct Analyze {
 
 /// See [`Args`].
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let sinks = sinks::choose(args.dir.clone(), args.live.clone())?;
+    let mut sinks = sinks::choose(args.dir.clone(), args.live.clone(), note)?;
     // First, so that a mistake in it is told before the program runs.
-    let request = args.report.request(sinks.folder());
+    let mut request = args.report.request(sinks.folder());
     if !args.no_check {
         check_hooks(&args.command[0])?;
     }
@@ -110,7 +110,19 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         note("nothing is recorded: neither a folder (--path) nor a server (--live) is wanted");
         return run_untraced(&args);
     }
-    let earlier = args.prepare(&sinks)?;
+    let earlier = match args.prepare(&sinks) {
+        Ok(earlier) => earlier,
+        Err(error) => {
+            note(&format!("{error:#}; the program runs without it"));
+            sinks.path = None;
+            request = args.report.request(sinks.folder());
+            captures_in(sinks.folder()).unwrap_or_default()
+        }
+    };
+    if sinks.live.is_none() && sinks.path.is_none() {
+        let code = run_untraced(&args)?;
+        return Ok(if code == ExitCode::SUCCESS { ExitCode::from(2) } else { code });
+    }
     let outcome = args.launch_with(&sinks)?;
     note_outcome(&outcome, args.timeout);
     match (args.report_on(&sinks, &earlier, request), outcome.code()) {
@@ -157,6 +169,8 @@ impl Args {
         let Some(dir) = &sinks.path else {
             return Ok(captures_in(sinks.folder()).unwrap_or_default());
         };
+        std::fs::create_dir_all(dir)
+            .map_err(|error| LaunchError::Folder { path: dir.clone(), error })?;
         if !self.keep {
             remove_captures(dir)?;
         }
@@ -191,10 +205,6 @@ impl Args {
         let mut launch = self.launch(sinks.folder().to_owned());
         if sinks.live.is_none() {
             return Ok(launch.run()?);
-        }
-        if let Some(folder) = &sinks.path {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| LaunchError::Folder { path: folder.clone(), error })?;
         }
         if self.full.as_deref() == Some("wrap") {
             note("--full wrap is for files alone: a streamed run keeps its beginning");

@@ -26,13 +26,30 @@ impl Sinks {
     }
 }
 
+/// The flag that names a server.
+const FLAG_LIVE: &str = "--live";
+
 /// What was said of a sink, and where; nothing in it means that it is not wanted.
 type Said = Option<(&'static str, OsString)>;
 
-/// The sinks that these flags, the environment and the nearest callsight.toml ask for.
-pub fn choose(path: Option<OsString>, live: Option<OsString>) -> anyhow::Result<Sinks> {
-    let here = std::env::current_dir().context("find the current folder")?;
-    let file = sinks_of(&here)?;
+/// The sinks that these flags, the environment and the nearest callsight.toml ask for. `note` is told
+/// which of them is left out and why, where it is not the flags that are wrong: what is configured
+/// for a program never keeps it from running.
+///
+/// # Errors
+/// What is wrong with the flags.
+pub fn choose(
+    path: Option<OsString>,
+    live: Option<OsString>,
+    note: fn(&str),
+) -> anyhow::Result<Sinks> {
+    let found = std::env::current_dir()
+        .context("find the current folder")
+        .and_then(|here| sinks_of(&here).map_err(Into::into));
+    let file = found.unwrap_or_else(|error: anyhow::Error| {
+        note(&format!("{error:#}; its sinks are left out"));
+        callsight_integrations::Sinks::default()
+    });
     let variable = |name: &'static str| std::env::var_os(name).map(|value| (name, value));
     // The runtime takes an empty one for none.
     let runtimes = variable("TRACE_DIR").filter(|(_, folder)| !folder.is_empty());
@@ -46,15 +63,22 @@ pub fn choose(path: Option<OsString>, live: Option<OsString>) -> anyhow::Result<
         .or(runtimes)
         .or_else(|| file.path.as_ref().map(|folder| ("callsight.toml", in_file(folder))));
     let live = live
-        .map(|address| ("--live", address))
+        .map(|address| (FLAG_LIVE, address))
         .or_else(|| variable("CALLSIGHT_LIVE"))
         .or_else(|| file.live.as_ref().map(|address| ("live in callsight.toml", address.into())));
-    resolve(path, live)
+    resolve(path, live, note)
 }
 
-fn resolve(path: Said, live: Said) -> anyhow::Result<Sinks> {
+fn resolve(path: Said, live: Said, note: fn(&str)) -> anyhow::Result<Sinks> {
     let live = match live.filter(|(_, address)| !address.is_empty()) {
-        Some((place, address)) => Some(parse(place, &address)?),
+        Some((place, address)) => match parse(place, &address) {
+            Ok(live) => Some(live),
+            Err(error) if place == FLAG_LIVE => return Err(error),
+            Err(error) => {
+                note(&format!("{error}; it is left out"));
+                None
+            }
+        },
         None => None,
     };
     let path = match path {
@@ -76,7 +100,7 @@ mod tests {
 
     fn sinks(path: Option<&str>, live: Option<&str>) -> (Option<String>, Option<String>) {
         let said = |text: Option<&str>| text.map(|text| ("here", OsString::from(text)));
-        let sinks = resolve(said(path), said(live)).expect("sinks");
+        let sinks = resolve(said(path), said(live), |_| ()).expect("sinks");
         (sinks.path.map(|path| path.display().to_string()), sinks.live.map(|live| live.to_string()))
     }
 
@@ -92,9 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_none_is_refused_with_its_place() {
-        let error = resolve(None, Some(("CALLSIGHT_LIVE", "h".into()))).expect_err("no port");
+    fn a_flag_that_names_no_server_is_refused_and_anything_else_is_left_out() {
+        let error = resolve(None, Some((FLAG_LIVE, "h".into())), |_| ()).expect_err("no port");
         let said = error.to_string();
-        assert!(said.contains("\"h\" of CALLSIGHT_LIVE: it must be HOST:PORT"), "{said}");
+        assert!(said.contains("\"h\" of --live: it must be HOST:PORT"), "{said}");
+        assert_eq!(sinks(Some("a"), Some("h")), (Some("a".to_owned()), None));
     }
 }

@@ -227,14 +227,42 @@ fn a_run_without_any_sink_is_one_line_and_the_program() {
 }
 
 #[test]
-fn sinks_that_are_not_understood_are_refused_before_the_program_runs() {
+fn flags_that_are_not_understood_are_refused_before_the_program_runs() {
     let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let run = ["run", "--live", "host", "--", "./prog"];
+    traced.shell().callsight(&run).refused(&["host", "HOST:PORT"]);
+}
+
+#[test]
+fn sinks_that_cannot_be_used_never_keep_the_program_from_running() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let plain = traced.plain("5").stdout;
     let shell = traced.shell();
-    shell.callsight(&["run", "--live", "host", "--", "./prog"]).refused(&["host", "HOST:PORT"]);
-    let variable = shell.clone().env("CALLSIGHT_LIVE", "host:0");
-    variable.callsight(&["run", "--", "./prog"]).refused(&["CALLSIGHT_LIVE", "HOST:PORT"]);
+    let command = ["run", "--", "./prog", "5"];
+    let check = |ran: &Ran, code: i32, words: &[&str]| {
+        assert_eq!(ran.code, code, "{ran}");
+        assert!(ran.stdout.starts_with(&plain), "{ran}");
+        assert!(words.iter().all(|word| ran.stderr.contains(word)), "{ran}");
+    };
+    let ran = shell.clone().env("CALLSIGHT_LIVE", "host:0").callsight(&command);
+    check(&ran, 0, &["CALLSIGHT_LIVE", "HOST:PORT", "left out"]);
+    assert!(captures(&traced, "traces") > 0);
+    // A file stands where the folder should be made.
+    fs::write(traced.folder().join("file"), "").expect("write");
+    for path in ["file", "file/below"] {
+        let ran = shell.clone().env("CALLSIGHT_PATH", path).callsight(&command);
+        check(&ran, 2, &[path, "the program runs without it"]);
+    }
+    let server = Server::ours(&shell, &["--out", "served"]);
+    let both = shell.clone().env("CALLSIGHT_PATH", "file");
+    let address = format!("127.0.0.1:{}", server.port);
+    let ran = both.env("CALLSIGHT_LIVE", address).callsight(&command);
+    check(&ran, 0, &["file", "the program runs without it"]);
+    server.stop();
+    assert_eq!(Report::of(&shell, &["served"]).lost(), 0);
     fs::write(traced.folder().join("callsight.toml"), "[sinks]\nport = '9001'\n").expect("write");
-    shell.callsight(&["run", "--", "./prog"]).refused(&["callsight.toml:2", "port = '9001'"]);
+    let ran = shell.callsight(&command);
+    check(&ran, 0, &["callsight.toml:2", "port = '9001'", "left out"]);
 }
 
 #[test]
