@@ -77,7 +77,7 @@ struct Listed {
 
 enum What {
     Ring(RingState),
-    Unborn { maker: u32 },
+    Unborn { maker: u32, is_spare: bool },
     Unusable { why: String },
 }
 
@@ -88,7 +88,7 @@ fn look(found: &Found) -> Listed {
             name: unborn.name(),
             bytes: unborn.bytes,
             abandoned: unborn.is_abandoned,
-            what: What::Unborn { maker: unborn.maker },
+            what: What::Unborn { maker: unborn.maker, is_spare: unborn.is_spare },
         },
         Found::Damaged { name, bytes, error } => Listed {
             name: name.clone(),
@@ -118,7 +118,10 @@ fn command_name(state: &RingState) -> &'static str {
 fn write_text(out: &mut impl Write, listed: &Listed) -> io::Result<()> {
     let (name, size) = (&listed.name, in_units(listed.bytes));
     match &listed.what {
-        What::Unborn { maker } => {
+        What::Unborn { maker, is_spare: true } => {
+            writeln!(out, "{name}: {size}, made in advance by the drain {maker}")?;
+        }
+        What::Unborn { maker, is_spare: false } => {
             writeln!(out, "{name}: {size}, not yet named by its maker, process {maker}")?;
         }
         What::Unusable { why } => writeln!(out, "{name}: {size}, unusable: {why}")?,
@@ -177,7 +180,9 @@ fn as_json(listed: &Listed) -> Value {
         "abandoned": listed.abandoned,
     });
     let more = match &listed.what {
-        What::Unborn { maker } => json!({ "unborn": true, "maker": maker }),
+        What::Unborn { maker, is_spare } => {
+            json!({ "unborn": true, "spare": is_spare, "maker": maker })
+        }
         What::Unusable { why } => json!({ "unusable": why }),
         What::Ring(state) => json!({
             "version": state.version,
@@ -233,7 +238,11 @@ fn is_named(found: &Found, names: &[String]) -> bool {
 fn remove_unborn(unborn: &Unborn) -> anyhow::Result<()> {
     let name = unborn.name();
     unborn.remove().with_context(|| format!("remove the ring {name}"))?;
-    say(&format!("removed {name}: its maker, process {}, ended before it was named", unborn.maker));
+    let what = if unborn.is_spare { "used" } else { "named" };
+    say(&format!(
+        "removed {name}: its maker, process {}, ended before it was {what}",
+        unborn.maker
+    ));
     Ok(())
 }
 

@@ -37,7 +37,7 @@ static struct layout layout_of(uint64_t asked)
     return layout;
 }
 
-#define SPARE_PREFIX "/dev/shm/.callsight-spare-"
+#define SPARE_PREFIX "/dev/shm/" CALLSIGHT_RING_SPARE_PREFIX
 
 struct spare {
     char path[sizeof SPARE_PREFIX + NAME_MAX]; /* empty where there is none of ours */
@@ -65,6 +65,7 @@ static void spare_fill(unsigned char *map, const struct layout *layout)
     control->slot_count = layout->slot_count;
     control->pages_offset = layout->pages_offset;
     control->command = CALLSIGHT_COMMAND_RECORD;
+    control->spare_maker = (uint32_t)getpid();
     for (uint32_t page = 0; page < layout->page_count; page++)
         free_bits[page / 64] |= 1ull << page % 64;
 }

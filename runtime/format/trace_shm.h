@@ -1169,9 +1169,17 @@ struct callsight_ring_control {
    */
   uint64_t retired_dropped[CALLSIGHT_RING_CAUSES];
   /*
+   The drain that made it as a spare ([`RING_SPARE_PREFIX`]); 0 for a ring that a process made.
+   */
+  uint32_t spare_maker;
+  /*
    0.
    */
-  uint64_t reserved[6];
+  uint32_t pad;
+  /*
+   0.
+   */
+  uint64_t reserved[5];
 };
 
 /*
@@ -1461,6 +1469,7 @@ struct callsight_block_header {
 #define CALLSIGHT_STREAM_MAGIC "TKSTREAM"
 #define CALLSIGHT_GREETING_MAGIC "TKSERVE\0"
 #define CALLSIGHT_RING_UNBORN_PREFIX ".callsight-"
+#define CALLSIGHT_RING_SPARE_PREFIX ".callsight-spare-"
 
 /* The same sizes as the Rust compiler asserts; an array of negative size stops a C99 compiler. */
 typedef char callsight_event_is_32_bytes[sizeof(struct callsight_event) == 32 ? 1 : -1];

@@ -2,6 +2,7 @@
 //! while they are used.
 
 use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -194,6 +195,35 @@ fn a_ring_that_a_drain_waits_on_is_not_abandoned() {
     drain.wait().expect("its end");
     assert_eq!(running.callsight(&format!("rings --remove {name}")).code, 0);
     assert!(!running.ring.exists());
+}
+
+#[test]
+fn a_spare_of_a_drain_that_was_killed_is_listed_and_goes() {
+    let ring = Ring::new();
+    let spare = format!("/.callsight-spare-{}", &ring.name()[1..]);
+    let path = format!("/dev/shm{spare}");
+    let shell = Shell::new(std::env::temp_dir());
+    let line = format!("exec callsight drain --file none {} & echo $!; wait", ring.name());
+    let mut command = Command::new("bash");
+    let command = command.args(["-c", &line]).stderr(Stdio::null()).stdout(Stdio::piped());
+    let mut drain = shell.prepare(command).spawn().expect("start a drain");
+    let out = drain.stdout.take().expect("its output");
+    let pid = BufReader::new(out).lines().next().expect("a line").expect("a pid");
+    let begin = Instant::now();
+    while !std::path::Path::new(&path).exists() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no spare");
+    }
+    let listed = || shell.callsight(&["rings"]).stdout;
+    let made = format!("made in advance by the drain {pid}");
+    assert!(listed().contains(&spare) && listed().contains(&made), "{}", listed());
+    shell.callsight(&["rings", "--remove", &spare]).refused(&["in use"]);
+    shell.run(&format!("kill -9 {pid}"));
+    drain.wait().expect("its end");
+    let file = File::options().write(true).open(&path).expect("the spare is left");
+    file.set_modified(SystemTime::now() - Duration::from_secs(3600)).expect("its age");
+    let ran = shell.callsight(&["rings", "--remove", &spare]);
+    assert!(ran.code == 0 && ran.stdout.contains("ended before it was used"), "{ran}");
+    assert!(!std::path::Path::new(&path).exists());
 }
 
 #[test]

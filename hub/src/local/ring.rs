@@ -109,6 +109,11 @@ impl RingFile {
         Ok(RingFile { path, file, device: meta.dev(), inode: meta.ino(), bytes, header, layout })
     }
 
+    /// The drain that made it in advance; 0 for none.
+    pub(super) fn spare_maker(&self) -> u32 {
+        self.header.u32(RING_CONTROL_OFFSET + offset_of!(RingControl, spare_maker))
+    }
+
     /// Opens it once more, so that its words can be changed.
     ///
     /// # Errors

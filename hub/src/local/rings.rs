@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use callsight_format::{RING_MAGIC, RING_UNBORN_PREFIX};
+use callsight_format::{RING_MAGIC, RING_SPARE_PREFIX, RING_UNBORN_PREFIX};
 
 use super::process::ProcessId;
 use super::ring::{RingError, RingFile, SHARED_MEMORY};
@@ -19,7 +19,7 @@ const UNBORN: Duration = Duration::from_secs(60);
 pub enum Found {
     /// A ring.
     Ring(RingFile),
-    /// A ring that its maker has not named yet, or never will.
+    /// A ring that its maker has not named yet, or never will; or one that a drain has made in advance.
     Unborn(Unborn),
     /// It begins like a ring, but it cannot be used as one.
     Damaged {
@@ -49,6 +49,8 @@ pub struct Unborn {
     path: PathBuf,
     /// Its maker.
     pub maker: u32,
+    /// Whether a drain has made it in advance for a ring of another name.
+    pub is_spare: bool,
     /// Its bytes.
     pub bytes: u64,
     /// Whether its maker is gone, for some time.
@@ -89,8 +91,12 @@ fn find(path: &Path) -> Option<Found> {
         return None;
     }
     let name = path.file_name()?.to_string_lossy();
+    if name.starts_with(RING_SPARE_PREFIX) {
+        let maker = RingFile::open_path(path).ok()?.spare_maker();
+        return Some(Found::Unborn(unborn(path, maker, &meta, true)));
+    }
     if let Some(maker) = name.strip_prefix(RING_UNBORN_PREFIX) {
-        return unborn(path, maker, &meta).map(Found::Unborn);
+        return Some(Found::Unborn(unborn(path, maker.parse().ok()?, &meta, false)));
     }
     match RingFile::open_path(path) {
         Ok(ring) => Some(Found::Ring(ring)),
@@ -102,11 +108,10 @@ fn find(path: &Path) -> Option<Found> {
     }
 }
 
-fn unborn(path: &Path, maker: &str, meta: &Metadata) -> Option<Unborn> {
-    let maker = maker.parse().ok()?;
+fn unborn(path: &Path, maker: u32, meta: &Metadata, is_spare: bool) -> Unborn {
     let age = meta.modified().ok().and_then(|time| time.elapsed().ok()).unwrap_or_default();
     let is_abandoned = age > UNBORN && !ProcessId { pid: maker, start: 0 }.is_alive();
-    Some(Unborn { path: path.to_owned(), maker, bytes: meta.len(), is_abandoned })
+    Unborn { path: path.to_owned(), maker, is_spare, bytes: meta.len(), is_abandoned }
 }
 
 /// Asked only of regular files, which cannot hold up whoever opens them.

@@ -65,6 +65,9 @@ pub const RING_VERSION_STREAM: u32 = 2;
 /// How the name of a ring begins that is not whole yet; its maker's pid follows. It gets its own
 /// name when it is.
 pub const RING_UNBORN_PREFIX: &str = ".callsight-";
+/// A ring NAME that a drain has made in advance is named this and NAME, until the first process that
+/// wants it gives it that name.
+pub const RING_SPARE_PREFIX: &str = ".callsight-spare-";
 /// Bytes of [`RingHeader`] (2).
 pub const RING_HEADER_BYTES: usize = 96;
 /// Ring bytes where nobody said otherwise (2).
@@ -170,8 +173,12 @@ pub struct RingControl {
     pub retired_emitted: u64,
     /// `dropped` of slots that were used and given back, by cause.
     pub retired_dropped: [u64; RING_CAUSES],
+    /// The drain that made it as a spare ([`RING_SPARE_PREFIX`]); 0 for a ring that a process made.
+    pub spare_maker: u32,
     /// 0.
-    pub reserved: [u64; 6],
+    pub pad: u32,
+    /// 0.
+    pub reserved: [u64; 5],
 }
 
 const _: () = assert!(size_of::<RingControl>() == RING_CONTROL_BYTES);

@@ -168,6 +168,8 @@ fn rust_layouts() -> Vec<(&'static str, Layout)> {
                 no_slot,
                 retired_emitted,
                 retired_dropped,
+                spare_maker,
+                pad,
                 reserved,
             }),
         ),
@@ -465,8 +467,10 @@ fn the_words_that_are_text_are_those_of_rust() {
         let found = bindings.replace("&[u8;9]", "&[u8;9usize]");
         assert!(found.contains(&wanted), "{wanted} in {found}");
     }
-    let prefix = format!("=b\"{RING_UNBORN_PREFIX}\\0\"");
-    assert!(bindings.contains(&prefix), "{prefix} in {bindings}");
+    for prefix in [RING_UNBORN_PREFIX, RING_SPARE_PREFIX] {
+        let prefix = format!("=b\"{prefix}\\0\"");
+        assert!(bindings.contains(&prefix), "{prefix} in {bindings}");
+    }
 }
 
 /// Compiles a program that includes the header twice; no compiler may say a word.

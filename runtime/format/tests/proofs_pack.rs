@@ -18,6 +18,7 @@ use proptest::prelude::*;
 /// Records as 33 bytes, the last one whether it is a note → blocks, each behind its length.
 const HARNESS: &str = r#"
 #define _GNU_SOURCE
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use callsight_format::{
     COMMAND_CLOSED, COMMAND_RECORD, Origin, PROCESS_ATTACHED, PROCESS_DETACHED, PROCESS_FREE,
     RING_DEFAULT_BYTES, RING_HEADER_BYTES, RING_MAGIC, RING_MIN_BYTES, RING_PROCESSES,
-    RING_PROCESSES_OFFSET, RING_UNBORN_PREFIX, RING_VERSION, RING_VERSION_STREAM, RingHeader,
-    RingLayout, RingProcess,
+    RING_PROCESSES_OFFSET, RING_SPARE_PREFIX, RING_UNBORN_PREFIX, RING_VERSION,
+    RING_VERSION_STREAM, RingHeader, RingLayout, RingProcess,
 };
 
 use super::{
@@ -177,12 +177,12 @@ fn open_or_create() -> Result<Mapped, &'static [u8]> {
     Err(b"it comes and goes")
 }
 
-/// Gives the spare ring that a waiting drain has made ([`SPARE_PREFIX`]) the name `path`, if it is
+/// Gives the spare ring that a waiting drain has made ([`RING_SPARE_PREFIX`]) the name `path`, if it is
 /// what this process would make: to make one takes milliseconds, because all of its memory has to be
 /// there. Whether it could be taken; what it holds is then checked like that of any other ring.
 fn take_spare(path: &[u8], name: &[u8]) -> bool {
     let mut spare = Text::<320>::new();
-    spare.push(b"/dev/shm/").push(SPARE_PREFIX).push(name);
+    spare.push(b"/dev/shm/").push(RING_SPARE_PREFIX.as_bytes()).push(name);
     let Some(spare) = spare.terminated() else { return false };
     let Ok(file) = Fd::open(spare, O_RDWR | O_NOFOLLOW, 0) else { return false };
     let whole = file.stat().is_ok_and(|stat| {
@@ -192,9 +192,6 @@ fn take_spare(path: &[u8], name: &[u8]) -> bool {
     });
     whole && sys::rename(spare, path).is_ok()
 }
-
-/// How the name of a spare ring begins; the ring's name follows.
-const SPARE_PREFIX: &[u8] = b".callsight-spare-";
 
 /// Checks a ring that is already there.
 fn map_existing(file: &Fd) -> Result<Mapped, &'static [u8]> {
