@@ -187,7 +187,10 @@ impl<'o> Analysis<'o> {
                 forked: process.forked,
                 ended: ended(group, survey, matched, index),
             };
-            if row.ended == Some(false) && survey.has_gaps() {
+            if row.ended != Some(true) && survey.was_taken_early() {
+                row.ended = None;
+                self.doubts.add_going_on(row.clone());
+            } else if row.ended == Some(false) && survey.has_gaps() {
                 row.ended = None;
                 self.doubts.add_unsure(row.clone());
             }

@@ -38,6 +38,8 @@ pub struct Ledger {
     pub sinks: [Dropped; CAUSES],
     /// Whether every stream has an end, which says what was emitted.
     pub all_ended: bool,
+    /// Whether the drain of the last stream was told to end before the ring's programs had ended.
+    pub stopped: bool,
     /// Whether the last stream has neither an end nor the last word of a sink.
     pub broken_off: bool,
 }
@@ -152,6 +154,7 @@ impl Stream {
         ledger.broken_off = !self.is_file_of_events && !self.closed && self.end.is_none();
         self.sinks.values().for_each(|sink| add(&mut ledger.sinks, sink));
         ledger.left_in_ring = 0;
+        ledger.stopped = self.end.as_ref().is_some_and(|end| !end.done);
         let Some(End { done, emitted: Some(emitted), dropped }) = &self.end else {
             ledger.all_ended = false;
             return;

@@ -34,6 +34,7 @@ pub struct Doubts {
     cut_records: u64,
     /// Processes whose end may be among what is missing.
     unsure: Vec<ProcessRow>,
+    going_on: Vec<ProcessRow>,
     ignored_module_changes: u64,
     ignored_processes: u64,
     oddities: Oddities,
@@ -148,7 +149,7 @@ impl Doubts {
                     "{name} broke off before its end; what came later is missing: {text}"
                 ));
             }
-            StopReason::End | StopReason::Closed => {}
+            StopReason::End | StopReason::Closed | StopReason::GoesOn => {}
         }
     }
 
@@ -175,6 +176,11 @@ impl Doubts {
     /// A process of which nothing says how it ended, because something is missing.
     pub fn add_unsure(&mut self, process: ProcessRow) {
         self.unsure.push(process);
+    }
+
+    /// A process that had not ended when its events were taken.
+    pub fn add_going_on(&mut self, process: ProcessRow) {
+        self.going_on.push(process);
     }
 
     /// What does not match because a drain was away.
@@ -345,6 +351,10 @@ impl Doubts {
                 "{} did not end in order (killed, _exit or exec): the trace stops there",
                 names(&broken)
             ));
+        }
+        if !self.going_on.is_empty() {
+            let going_on: Vec<&ProcessRow> = self.going_on.iter().collect();
+            self.say(format!("{} had not ended when this was taken", names(&going_on)));
         }
         if !self.unsure.is_empty() {
             let unsure: Vec<&ProcessRow> = self.unsure.iter().collect();

@@ -124,6 +124,13 @@ impl Survey {
         Ok(survey)
     }
 
+    /// Whether the recording was taken before its programs had ended: by a snapshot, or by a drain that
+    /// was told to end.
+    pub fn was_taken_early(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.stopped)
+            || self.stops.iter().any(|(reason, _)| *reason == StopReason::GoesOn)
+    }
+
     /// Whether events are missing, so that what is not there may have been.
     pub fn has_gaps(&self) -> bool {
         // One that is torn stands where a thread was killed.

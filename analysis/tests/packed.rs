@@ -497,3 +497,17 @@ fn a_capture_of_a_drain_that_took_over_has_only_its_own_losses() {
     assert_eq!(report.processes[0].exe, "/bin/app");
     assert_noticed(&report, "another drain had taken 100 records of its ring before it");
 }
+
+#[test]
+fn a_program_that_outlived_its_drain_is_told_as_that() {
+    let mut sender = Sender::new(1);
+    let mut writer = Writer::new(7, 7);
+    sender.block(&mut writer, &birth(7, 7, 0), &[]);
+    sender.block(&mut writer, &calls(7, 100, "enter a, enter b, exit b"), &[]);
+    sender.end_with(END_STOPPED, writer.next, &[]);
+    sender.sink(StopReason::Closed, &[]);
+    let report = report_of(&[sender.file(1)]);
+    assert_eq!(report.processes[0].ended, None);
+    assert_noticed(&report, "process 7 (/bin/app) had not ended when this was taken");
+    assert!(report.notices.iter().all(|line| !line.contains("in order")), "{:?}", report.notices);
+}

@@ -286,6 +286,7 @@ fn a_snapshot_has_all_that_a_ring_holds_and_disturbs_nothing() {
     assert!(report.calls()["leaf"][0] > 1000, "{:?}", report.calls());
     assert!(taken.stdout.contains(&format!("{} events of", report.number("events"))), "{taken}");
     assert_eq!(taken.stdout.lines().count(), 1, "nothing is missing: {taken}");
+    assert!(report.notices().iter().any(|line| line.contains("had not ended when this was taken")));
     // There is no second one of the same name by accident.
     let again = running.callsight(&format!("snapshot {} --out now", running.pid()));
     again.refused(&["trace.", "--out"]);

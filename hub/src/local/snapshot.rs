@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use callsight_format::{
     ByteOrder, Cause, Event, FLAG_WRAPPED, FileHeader, KIND_ENTER, KIND_EXIT, KIND_MARKER,
-    LossNote, NOTE_LOSS, NOTE_MODULE, NOTE_PROCESS, NotePiece, PROCESS_AGAIN, ProcessNote,
-    RING_VERSION, note_records, note_words,
+    LossNote, NOTE_LOSS, NOTE_MODULE, NOTE_PROCESS, NOTE_STOP, NotePiece, PROCESS_AGAIN,
+    ProcessNote, RING_VERSION, StopReason, note_records, note_words,
 };
 
 use super::modules::{Module, modules_of};
@@ -93,6 +93,9 @@ pub fn snapshot(pid: u32, directory: &Path) -> Result<Snapshot, SnapshotError> {
     for (writer, pages) in &writers {
         let untold = untold(&ring, *writer)?;
         image.add_writer(*writer, pages, untold);
+    }
+    if let Some(last) = image.threads.last().copied().filter(|_| process.is_alive()) {
+        image.note(NOTE_STOP, &(StopReason::GoesOn as u32).to_le_bytes(), last);
     }
     if image.counts.events == 0 {
         return Err(SnapshotError::Empty { pid, ring: ring.name() });

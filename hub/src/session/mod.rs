@@ -264,6 +264,10 @@ impl Session {
     fn say_how_it_ended(&self, host: &dyn Host) {
         let came = self.raw_records;
         match &self.end {
+            None if self.tally.named && self.stream.is_some() => host.say(
+                "the stream was cut off: its sender never said that it is done; what it had not \
+                 delivered is in its ring still, for the next drain",
+            ),
             None if self.tally.named => host.say(
                 "the stream was cut off: its sender never said that it is done, \
                  so what it still held is lost and not counted",

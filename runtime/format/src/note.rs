@@ -129,13 +129,17 @@ pub enum StopReason {
     Cut = 4,
     /// A stream was received to its end; written by the server.
     Closed = 5,
+    /// The process had not ended when its events were taken; written into a snapshot.
+    GoesOn = 6,
 }
 
 impl StopReason {
     /// The reason with this number, if there is one.
     pub fn from_number(number: u32) -> Option<StopReason> {
         use StopReason::*;
-        [RingUnusable, End, NoModules, Cut, Closed].into_iter().find(|r| *r as u32 == number)
+        [RingUnusable, End, NoModules, Cut, Closed, GoesOn]
+            .into_iter()
+            .find(|r| *r as u32 == number)
     }
 }
 
