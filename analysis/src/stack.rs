@@ -91,7 +91,7 @@ pub struct Tally {
     pub unclosed_enters: u64,
     /// Time in which events were lost.
     pub gap_ticks: u64,
-    /// How often recording was paused after the first event.
+    /// How often recording was paused while calls were made.
     pub pauses: u64,
     /// Of those that loss explains, the ones where only a drain that was away explains it.
     pub mismatches_resumed: u64,
@@ -109,6 +109,8 @@ pub struct Stack {
     alive_until: u64,
     gap: u64,
     in_gap: bool,
+    /// Whether the last that was told is a pause.
+    in_pause: bool,
     /// Calls below this depth were open while events were lost.
     uncertain_below: usize,
     /// Lost events that may each be the enter of an exit to come.
@@ -134,6 +136,7 @@ impl Stack {
         self.advance(event.ts);
         let frame_units = event.frame_units();
         self.close_frames_left_behind(frame_units, before, sink);
+        self.close_call_made_again(event, before, sink);
         self.close_callees_left_behind(event, before, sink);
         let function = sink.function(event.func, event.ts);
         let outermost = !self.open.has(function);
@@ -177,7 +180,9 @@ impl Stack {
     /// Recording was paused before this: what was called meanwhile is as if it had been lost, any
     /// number of events, though it is no loss.
     pub fn paused(&mut self) {
-        self.tally.pauses += u64::from(self.started);
+        // A writer may say it twice of one pause.
+        self.tally.pauses += u64::from(!self.in_pause);
+        self.in_pause = true;
         self.lost(u64::MAX);
     }
 
@@ -231,7 +236,7 @@ impl Stack {
         if self.in_gap && self.started {
             self.gap += next - self.now;
         }
-        self.in_gap = false;
+        (self.in_gap, self.in_pause) = (false, false);
         self.started = true;
         self.now = next;
     }
@@ -241,6 +246,19 @@ impl Stack {
             if !is_gone(top.frame_units, units) {
                 return;
             }
+            self.skip_top(at, sink);
+        }
+    }
+
+    /// A call that was open while events were lost, and is made again from the same place on the same
+    /// frame, has returned meanwhile, as in any loop. Were it a recursion that is inlined in itself,
+    /// one more call would be doubtful; taken for one, a loop's call would hold all that follows.
+    fn close_call_made_again<S: CallSink>(&mut self, event: &Event, at: u64, sink: &mut S) {
+        let Some(top) = self.calls.last() else { return };
+        let doubtful = self.calls.len() <= self.uncertain_below;
+        let again = (top.address, top.site, top.frame_units)
+            == (event.func, event.call_site, event.frame_units());
+        if doubtful && again && top.frame_units != 0 {
             self.skip_top(at, sink);
         }
     }

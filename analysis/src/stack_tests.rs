@@ -53,7 +53,7 @@ impl Recorder {
 }
 
 /// Runs `script`: `enter a`, `enter a @ 400` (stack pointer), `enter a by m1 @ 400` (from the first
-/// place in `m`), `exit a`, `lost 3`; the clock moves by 10 at each step, `wait 500` moves it on,
+/// place in `m`), `exit a`, `lost 3`, `a pause`; the clock moves by 10 at each step, `wait 500` moves it on,
 /// `back 3` turns it back.
 fn run(script: &str, forked: bool) -> (Recorder, Tally) {
     let (mut stack, mut recorder, mut ts) = (Stack::new(forked), Recorder::default(), 10_000u64);
@@ -83,6 +83,7 @@ fn run(script: &str, forked: bool) -> (Recorder, Tally) {
                 stack.exit(&event, &mut recorder);
             }
             "lost" => stack.lost(number()),
+            "a" => stack.paused(),
             "wait" => ts += number(),
             "back" => ts -= 10 + number(),
             other => panic!("{other} is no step"),
@@ -216,6 +217,26 @@ fn a_gap_is_in_no_functions_time() {
     let script = "enter a, enter b, lost 7, wait 5000, exit b, exit a";
     assert_eq!(times(script), [(0, 0), (20, 20)]);
     assert_eq!(run(script, false).1.gap_ticks, 5030);
+}
+
+#[test]
+fn a_call_made_again_after_a_loss_is_not_in_itself() {
+    let loop_of = |missing: &str| {
+        format!(
+            "enter m @ 900, enter t by m1 @ 800, enter u by t1 @ 700, {missing}, \
+             enter t by m1 @ 800, exit t, enter t by m1 @ 800, exit t, exit m"
+        )
+    };
+    let tally = check(&loop_of("lost 9"), "m?(t?(u?) t t)");
+    assert_eq!((tally.calls_cut_by_loss, tally.skipped_calls, tally.pauses), (2, 0, 0));
+    let tally = check(&loop_of("a pause"), "m?(t?(u?) t t)");
+    assert_eq!((tally.calls_cut_by_loss, tally.skipped_calls, tally.pauses), (2, 0, 1));
+}
+
+#[test]
+fn a_pause_told_twice_is_one_and_one_before_the_first_call_counts() {
+    let tally = check("a pause, enter a, a pause, a pause, exit b, exit a, a pause", "a?");
+    assert_eq!((tally.pauses, tally.exits_after_loss, tally.unmatched_exits), (3, 1, 0));
 }
 
 #[test]

@@ -414,10 +414,10 @@ fn calls_that_were_open_in_a_pause_have_no_exact_end_and_nothing_is_lost() {
     let report = report(records.file(ByteOrder::Little));
     let totals = &report.totals;
     assert_eq!((totals.unmatched_exits, totals.exits_after_loss), (0, 2));
-    assert_eq!((totals.pauses, totals.paused_threads), (1, 1));
+    assert_eq!((totals.pauses, totals.paused_threads), (2, 2));
     assert_eq!((report.lost_events(), report.identity.unaccounted), (0, 0));
     assert_eq!(report.identity.delivered, all);
-    assert_noticed(&report, "recording was paused 1 time in 1 thread; calls of that time");
+    assert_noticed(&report, "recording was paused 2 times in 2 threads; calls of that time");
     assert_noticed(&report, "exits have no enter because of a pause");
     assert_noticed(&report, "were open while recording was paused; they count, but");
     assert!(report.notices.iter().all(|line| !line.contains("lost")), "{:?}", report.notices);

@@ -309,8 +309,8 @@
 #define CALLSIGHT_SEGMENT_NOTE_BYTES 8
 
 /*
- Note: recording was paused before this place, and what the writer called meanwhile is not in the
- data, which is no loss. Also at the head of a thread that may have begun during a pause. No bytes.
+ Note: recording was paused before this place, and calls that the writer made meanwhile are not in
+ the data, which is no loss. May come twice for one pause. No bytes.
  */
 #define CALLSIGHT_NOTE_PAUSE 264
 
@@ -808,6 +808,10 @@ enum callsight_stop_reason
    A stream was received to its end; written by the server.
    */
   CALLSIGHT_STOP_REASON_CLOSED = 5,
+  /*
+   The process had not ended when its events were taken; written into a snapshot.
+   */
+  CALLSIGHT_STOP_REASON_GOES_ON = 6,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

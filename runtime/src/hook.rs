@@ -11,7 +11,7 @@ use callsight_format::{EVENT_BYTES, KIND_ENTER, KIND_EXIT};
 
 use crate::bytes::Shared;
 use crate::process::{self, Sink};
-use crate::recorder::{catch_up, has_become_wanted, owes_notes, pay_notes};
+use crate::recorder::{has_become_wanted, leave_out, owes_notes, pay_notes, start_thread};
 use crate::threads::{self, UNWANTED};
 #[cfg(not(target_arch = "x86_64"))]
 use crate::window::put;
@@ -44,11 +44,16 @@ pub unsafe fn record(func: usize, call_site: usize, kind: u8) {
     let generation = process::PAGE.direct.load(Relaxed);
     let stack_pointer = arch::stack_pointer();
     if generation == 0 {
-        if !process::is_off() && !process::is_gate_closed() {
-            // SAFETY: as for this function.
-            unsafe { aside(func, call_site, kind, stack_pointer) };
+        if process::is_off() {
+            return;
         }
-        return;
+        if process::is_paused() {
+            // SAFETY: the block is this thread's, and is there where this or the parent process was
+            // set up.
+            return unsafe { (*threads::current()).leave_out() };
+        }
+        // SAFETY: as for this function.
+        return unsafe { aside(func, call_site, kind, stack_pointer) };
     }
     let thread = threads::current();
     let mask = process::window_mask();
@@ -105,7 +110,7 @@ pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_poi
         return;
     }
     if process::is_paused() {
-        return process::pause();
+        return leave_out();
     }
     process::resume();
     // SAFETY: the thread pointer is set: the process is ready.
@@ -113,8 +118,8 @@ pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_poi
     if sandbox::holds(thread) {
         return sandbox::count_loss(thread, kind);
     }
-    if thread.generation != process::generation() {
-        catch_up(thread);
+    if !thread.is_of(process::generation()) {
+        start_thread(thread);
     }
     if thread.flags & UNWANTED != 0 && !has_become_wanted(thread) {
         return;
@@ -140,6 +145,7 @@ pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_poi
         Err(Some(cause)) => count_loss(thread, cause, ts),
         // Closed between the question above and the answer.
         Err(None) if process::is_late() => late(thread, [ts, func, call_site, tail]),
+        Err(None) if process::sink() == Sink::Ring => thread.leave_out(),
         Err(None) => {}
     }
 }

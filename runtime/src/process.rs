@@ -51,8 +51,8 @@ pub static PAGE: Page = Page {
 pub struct Gate {
     /// 1: tracing is off in this image and in its children.
     pub off: AtomicU32,
-    /// Where the ring has its command; 0 where hooks never store directly. While it says pause, those
-    /// that may not do so now return.
+    /// Where the ring has its command; 0 without a ring. While it says pause, hooks return, and set
+    /// [`threads::LEFT_OUT`].
     pub command: AtomicUsize,
 }
 
@@ -65,17 +65,11 @@ const READY: u32 = 2;
 
 /// The process is ending; see [`close`].
 static LATE: AtomicBool = AtomicBool::new(false);
-/// Counts the processes set up in this image, its own and those of the forks before this one, and
-/// how often they were paused and went on.
+/// Counts the processes set up in this image: its own and those of the forks before this one.
+/// Behind [`LAST_GENERATION`] it begins again.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// What that was when this process had been set up.
-static BORN: AtomicU32 = AtomicU32::new(0);
-/// Where the ring has its command; 0 without a ring.
-static COMMAND: AtomicUsize = AtomicUsize::new(0);
-/// The ring said pause, and nobody has gone on since.
-static PAUSED: AtomicBool = AtomicBool::new(false);
-/// The last notes are being told, also where recording is paused.
-static ENDING: AtomicBool = AtomicBool::new(false);
+/// The largest one of a process: the numbers behind it have meanings.
+const LAST_GENERATION: u32 = threads::GENERATIONS - 2;
 /// Bytes of a window less one, whatever the clock.
 pub static WINDOW_MASK: AtomicUsize = AtomicUsize::new(0);
 static SINK: AtomicU32 = AtomicU32::new(Sink::File as u32);
@@ -137,22 +131,9 @@ pub fn identity() -> &'static Identity {
     unsafe { &*IDENTITY.get() }
 }
 
-/// The number that [`threads::Thread::generation`] has in a block set up for this process, once its
-/// thread knows of all pauses.
+/// The number that [`threads::Thread::generation`] has in a block set up for this process.
 pub fn generation() -> u32 {
     GENERATION.load(Relaxed)
-}
-
-/// Whether a block of another `generation` than that was set up for this process: then there was a
-/// pause.
-pub fn was_set_up_for(generation: u32) -> bool {
-    let born = BORN.load(Relaxed);
-    generation.wrapping_sub(born) < self::generation().wrapping_sub(born)
-}
-
-/// Whether calls of a thread that begins may have come during a pause.
-pub fn has_paused() -> bool {
-    generation() != BORN.load(Relaxed) || PAUSED.load(Relaxed)
 }
 
 /// Whether hooks have nothing to do.
@@ -170,63 +151,20 @@ pub fn turn_off() {
 /// Whether hooks have nothing to do for now.
 #[inline(always)]
 pub fn is_paused() -> bool {
-    says_pause(&COMMAND)
-}
-
-/// The same, as hooks ask that may not store directly.
-#[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
-pub fn is_gate_closed() -> bool {
-    says_pause(&GATE.command)
-}
-
-#[inline(always)]
-fn says_pause(command: &AtomicUsize) -> bool {
-    let command = command.load(Relaxed) as *const AtomicU32;
+    let command = GATE.command.load(Relaxed) as *const AtomicU32;
     // SAFETY: null, or a word of the ring, which stays mapped.
     unsafe { command.as_ref() }.is_some_and(|word| word.load(Relaxed) == COMMAND_PAUSE)
 }
 
 /// The ring says pause: from now on every hook looks at what it says.
 pub fn pause() {
-    PAUSED.store(true, Relaxed);
     PAGE.direct.store(0, Relaxed);
 }
 
-/// Whether there is a pause that no thread has gone on from.
-pub fn has_unseen_pause() -> bool {
-    PAUSED.load(Relaxed)
-}
-
-/// Whether the last notes may still be stored.
-pub fn is_ending() -> bool {
-    ENDING.load(Relaxed)
-}
-
 /// The ring does not say pause (any more).
-#[inline(always)]
 pub fn resume() {
-    if PAGE.direct.load(Relaxed) == 0 {
-        go_on();
-    }
-}
-
-/// Every thread finds its generation changed by a pause, and takes note of it.
-#[cold]
-#[inline(never)]
-fn go_on() {
-    if sink() != Sink::Ring {
-        return;
-    }
-    let was_paused = PAUSED.load(Relaxed) && PAUSED.swap(false, AcqRel);
-    if was_paused {
-        GENERATION.fetch_add(1, Relaxed);
-    }
-    match clock::is_ticks() {
-        true if was_paused => PAGE.direct.store(generation(), Relaxed),
-        // Not over what another thread has stored that knew of the pause.
-        true => drop(PAGE.direct.compare_exchange(0, generation(), Relaxed, Relaxed)),
-        false => {}
+    if sink() == Sink::Ring && PAGE.direct.load(Relaxed) == 0 && clock::is_ticks() {
+        PAGE.direct.store(generation(), Relaxed);
     }
 }
 
@@ -308,8 +246,6 @@ fn set_up() {
         stream::after_fork();
         summary::after_fork();
         LATE.store(false, Relaxed);
-        ENDING.store(false, Relaxed);
-        PAUSED.store(false, Relaxed);
     } else {
         config::read();
         if !config::get().enabled {
@@ -329,13 +265,11 @@ fn set_up() {
     EVENTS_LEFT.store(if max_events == 0 { u64::MAX } else { max_events }, Relaxed);
     let sink = choose_sink();
     SINK.store(sink as u32, Relaxed);
-    let command = if sink == Sink::Ring { ring::command_address() } else { 0 };
-    COMMAND.store(command, Relaxed);
-    GATE.command.store(if clock::is_ticks() { command } else { 0 }, Relaxed);
+    GATE.command.store(if sink == Sink::Ring { ring::command_address() } else { 0 }, Relaxed);
     // The file sink writes them at the head of each segment.
     OWES_MODULES.store(matches!(sink, Sink::Ring | Sink::Stream), Relaxed);
-    let generation = GENERATION.fetch_add(1, Relaxed) + 1;
-    BORN.store(generation, Relaxed);
+    let generation = GENERATION.load(Relaxed) % LAST_GENERATION + 1;
+    GENERATION.store(generation, Relaxed);
     let window_bytes = match sink {
         Sink::Ring => ring::page_bytes(),
         Sink::File | Sink::Stream | Sink::Summary => file::WINDOW_BYTES,
@@ -444,7 +378,6 @@ extern "C" fn close() {
         // What comes later still counts.
         return summary::close(identity().pid, sys::gettid());
     }
-    ENDING.store(true, Relaxed);
     recorder::tell_modules_and_end();
     match sink() {
         Sink::Ring => ring::detach(),

@@ -7,32 +7,18 @@ use callsight_format::{Cause, EVENT_BYTES, KIND_MARKER, LossNote, MARK_CLOCK, St
 use crate::notes::{self, Again};
 use crate::process::{self, Sink};
 use crate::sys::{self, SignalsBlocked};
-use crate::threads::{self, EARLY, OWES_NAME, OWES_PAUSE, OWES_PROCESS, Thread, UNWANTED};
+use crate::threads::{self, EARLY, OWES_NAME, OWES_PROCESS, TELLS, Thread, UNWANTED};
 use crate::window::{meta, store, tid_word};
 use crate::{clock, config, file, ring, sandbox, summary};
 
-/// A thread whose block is not as it should be now: it begins, or recording was paused.
-#[cold]
-#[inline(never)]
-pub fn catch_up(thread: &mut Thread) {
-    match process::was_set_up_for(thread.generation) {
-        true => {
-            thread.generation = process::generation();
-            thread.flags |= OWES_PAUSE;
-        }
-        false => start_thread(thread),
-    }
-}
-
 /// The first hook of a thread, of a forked child's thread, or after libc zeroed the block.
-fn start_thread(thread: &mut Thread) {
+pub fn start_thread(thread: &mut Thread) {
     let _blocked = SignalsBlocked::new();
     let tid = sys::gettid();
     let me = process::identity();
     thread.cursor = 0;
     thread.word = tid_word(tid);
-    let owes_pause = if process::has_paused() { OWES_PAUSE } else { 0 };
-    thread.flags = OWES_PROCESS | OWES_NAME | owes_pause;
+    thread.flags = OWES_PROCESS | OWES_NAME;
     thread.windows = 0;
     thread.skipped = process::take_early_events();
     if thread.skipped > 0 {
@@ -40,7 +26,7 @@ fn start_thread(thread: &mut Thread) {
     }
     thread.anchored = clock::origin().t0_ticks;
     thread.slot = core::ptr::null_mut();
-    thread.generation = process::generation();
+    thread.set_up_for(process::generation());
     if !config::get().wants_thread(name_of(&sys::thread_name())) {
         // Without a window every hook comes the slow way.
         thread.flags |= UNWANTED;
@@ -102,7 +88,25 @@ pub fn missed(thread: &Thread) -> Option<LossNote> {
 
 /// Whether [`pay_notes`] has anything to do.
 pub fn owes_notes(thread: &Thread) -> bool {
-    thread.flags & (OWES_PROCESS | OWES_NAME | OWES_PAUSE) != 0 || process::owes_modules()
+    thread.flags & (OWES_PROCESS | OWES_NAME) != 0
+        || thread.has_left_out()
+        || process::owes_modules()
+}
+
+/// A call while recording is paused. The next record of its thread tells that there were some.
+#[cold]
+#[inline(never)]
+pub fn leave_out() {
+    process::pause();
+    if process::owes_modules() {
+        // It may end before recording goes on: what there is tells of the program, and why it is all.
+        with_ready_thread(|thread| {
+            notes::pause(&mut |func, site| store_note(thread, func, site));
+            pay_notes(thread);
+        });
+    }
+    // SAFETY: the thread pointer is set where a process has a ring.
+    unsafe { (*threads::current()).leave_out() };
 }
 
 /// Stores what this thread owes the data before its next event; what finds no room stays owed.
@@ -123,11 +127,9 @@ pub fn pay_notes(thread: &mut Thread) {
             notes::loss(&note, &mut |func, site| store_note(thread, func, site));
         }
     }
-    if thread.flags & OWES_PAUSE != 0 {
-        thread.flags &= !OWES_PAUSE;
-        if !notes::pause(&mut |func, site| store_note(thread, func, site)) {
-            thread.flags |= OWES_PAUSE;
-        }
+    // Until it is told, hooks of signal handlers come here too, and tell it first.
+    if thread.has_left_out() && notes::pause(&mut |func, site| store_note(thread, func, site)) {
+        thread.told_pause();
     }
     if process::take_duty_to_tell_modules()
         && !notes::modules(true, &mut |func, site| store_note(thread, func, site))
@@ -194,12 +196,11 @@ pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
     if sandbox::holds(thread) {
         return;
     }
-    if thread.generation != process::generation() {
-        catch_up(thread);
+    if !thread.is_of(process::generation()) {
+        start_thread(thread);
     }
-    if process::has_unseen_pause() {
-        thread.flags |= OWES_PAUSE;
-    }
+    thread.flags |= TELLS;
     pay_notes(thread);
     work(thread);
+    thread.flags &= !TELLS;
 }

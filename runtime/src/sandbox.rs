@@ -10,11 +10,11 @@ use callsight_format::{Cause, EVENT_BYTES, LossNote};
 
 use crate::process::{self, Sink};
 use crate::sys::SignalsBlocked;
-use crate::threads::{self, Thread, UNWANTED};
+use crate::threads::{self, GENERATIONS, Thread, UNWANTED};
 use crate::{file, notes, recorder, ring, stream, summary};
 
 /// [`Thread::generation`] of a thread in a sandbox.
-const SANDBOXED: u32 = u32::MAX - 1;
+const SANDBOXED: u32 = GENERATIONS - 1;
 
 /// The calling thread is about to lose its clock and its system calls.
 pub fn enter() {
@@ -24,7 +24,7 @@ pub fn enter() {
             Sink::Stream => stream::hand_over(thread),
             Sink::Ring | Sink::Summary => {}
         }
-        thread.generation = SANDBOXED;
+        thread.set_up_for(SANDBOXED);
     });
 }
 
@@ -32,7 +32,7 @@ pub fn enter() {
 pub fn leave() {
     if holds_caller() {
         // SAFETY: the block is this thread's own.
-        unsafe { (*threads::current()).generation = process::generation() };
+        unsafe { (*threads::current()).set_up_for(process::generation()) };
     }
 }
 
@@ -44,7 +44,7 @@ pub fn holds_caller() -> bool {
 
 /// Whether `thread` is in a sandbox.
 pub fn holds(thread: &Thread) -> bool {
-    thread.generation == SANDBOXED
+    thread.is_of(SANDBOXED)
 }
 
 /// Counts an event of a thread that is in a sandbox, with no system call and no clock.

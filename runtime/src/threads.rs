@@ -20,11 +20,18 @@ pub const OWES_PROCESS: u32 = 1;
 pub const OWES_NAME: u32 = 2;
 /// [`Thread::flags`]: `TRACE_THREADS` does not want this thread.
 pub const UNWANTED: u32 = 4;
-/// See [`OWES_PROCESS`].
-pub const OWES_PAUSE: u32 = 16;
 
 /// [`Thread::flags`]: what it skipped came before the process could store anything.
 pub const EARLY: u32 = 8;
+/// [`Thread::flags`]: it tells notes, which are stored while recording is paused too.
+pub const TELLS: u32 = 16;
+
+/// Largest [`crate::process::generation`] and the bits of one.
+pub const GENERATIONS: u32 = 0x00ff_ffff;
+/// [`Thread::generation`]: the thread has left out calls in a pause, and its data does not tell that
+/// yet. A byte of its own, which a hook sets with one store; until it is told no hook of the thread
+/// stores directly.
+pub const LEFT_OUT: u32 = 1 << 24;
 
 /// What a thread has for itself. Zero until its first hook; libc may zero it again after an early
 /// one (before `main`), and it is copied into a forked child: `generation` tells.
@@ -34,9 +41,9 @@ pub struct Thread {
     pub cursor: usize,
     /// Bits 0 to 31 the tid, the rest 0: the last word of an enter without its frame.
     pub word: u64,
-    /// [`crate::process::generation`] of the process this block was set up for.
+    /// [`crate::process::generation`] of the process this block was set up for, and [`LEFT_OUT`].
     pub generation: u32,
-    /// `OWES_*`, [`UNWANTED`].
+    /// `OWES_*`, [`UNWANTED`], [`EARLY`], [`TELLS`].
     pub flags: u32,
     /// Its place in the table; null when the table was full.
     pub slot: *mut Slot,
@@ -59,6 +66,31 @@ impl Thread {
     /// Kernel thread id.
     pub fn tid(&self) -> u32 {
         if cfg!(target_endian = "big") { (self.word >> 32) as u32 } else { self.word as u32 }
+    }
+
+    /// Whether this block was set up for the process of that generation.
+    pub fn is_of(&self, generation: u32) -> bool {
+        self.generation & GENERATIONS == generation
+    }
+
+    /// Sets the block up for the process of that generation; what it has left out stays.
+    pub fn set_up_for(&mut self, generation: u32) {
+        self.generation = generation | self.generation & LEFT_OUT;
+    }
+
+    /// Leaves out a call in a pause.
+    pub fn leave_out(&mut self) {
+        self.generation |= LEFT_OUT;
+    }
+
+    /// Whether it has left out calls that its data does not tell of.
+    pub fn has_left_out(&self) -> bool {
+        self.generation & LEFT_OUT != 0
+    }
+
+    /// Its data tells now of what it has left out.
+    pub fn told_pause(&mut self) {
+        self.generation &= !LEFT_OUT;
     }
 }
 

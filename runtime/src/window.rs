@@ -9,7 +9,7 @@ use crate::notes::{self, Again};
 use crate::process::{self, Sink};
 use crate::recorder;
 use crate::sys::SignalsBlocked;
-use crate::threads::{OWES_NAME, OWES_PAUSE, OWES_PROCESS, Thread};
+use crate::threads::{OWES_NAME, OWES_PROCESS, Thread};
 use crate::{arch, clock, config, file, ring, stream};
 
 /// Stores an event in this thread's window, or in the next one.
@@ -60,7 +60,8 @@ pub struct Window {
 /// Whether the next window is a page of a ring with nothing at its head but perhaps the time.
 fn owes_only_anchors(thread: &Thread) -> bool {
     process::sink() == Sink::Ring
-        && thread.flags & (OWES_PROCESS | OWES_PAUSE) == 0
+        && thread.flags & OWES_PROCESS == 0
+        && !thread.has_left_out()
         && !process::is_limited()
         && !ring::has_untold(thread)
 }
@@ -151,7 +152,8 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
 
 /// Whether the thread's next window has to begin with anything but its event.
 fn owes_anything(thread: &Thread, sink: Sink, ts: u64) -> bool {
-    thread.flags & (OWES_PROCESS | OWES_PAUSE) != 0
+    thread.flags & OWES_PROCESS != 0
+        || thread.has_left_out()
         || clock::is_anchor_due(ts, thread.anchored)
         || has_untold_loss(thread, sink)
 }
@@ -173,7 +175,7 @@ impl Owed {
         let is_anchor_due = clock::is_anchor_due(ts, thread.anchored);
         Owed {
             process,
-            pause: thread.flags & OWES_PAUSE != 0,
+            pause: thread.has_left_out(),
             missed: if process { recorder::missed(thread) } else { None },
             loss: if has_untold_loss(thread, sink) { ring::untold(thread) } else { None },
             anchor: if is_anchor_due { clock::passing_anchor() } else { None },
@@ -206,7 +208,7 @@ impl Owed {
             notes::process(Again::No, &mut put_next);
         }
         if self.pause {
-            thread.flags &= !OWES_PAUSE;
+            thread.told_pause();
             notes::pause(&mut put_next);
         }
         if let Some(missed) = &self.missed {

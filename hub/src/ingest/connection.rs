@@ -250,7 +250,7 @@ impl Connection<'_> {
             self.say(&format!("goes on in {name} behind block {block}"));
             let sinks = std::iter::once(Box::new(capture) as Box<dyn Sink>).chain(others());
             let meta = self.meta(resumed.id, stream);
-            let session = Session::resume(&meta, sinks.collect(), block);
+            let session = Session::resume(&meta, sinks.collect(), block).among(&self.server.books);
             return Ok(Begun::Session(Box::new(session)));
         }
         let reserved = captures
@@ -262,7 +262,8 @@ impl Connection<'_> {
             None => Box::new(EventCapture::new(reserved, options.limits)),
         };
         let sinks = std::iter::once(capture).chain(others()).collect();
-        Ok(Begun::Session(Box::new(Session::start(&meta, sinks))))
+        let session = Session::start(&meta, sinks).among(&self.server.books);
+        Ok(Begun::Session(Box::new(session)))
     }
 
     fn meta(&self, id: u32, stream: Option<StreamId>) -> SessionMeta {
@@ -331,6 +332,7 @@ impl Connection<'_> {
         if let Some((name, tally)) = tally {
             self.server.say(&format!("{} -> {name} ({tally})", self.peer));
             tally.other_sinks().for_each(|account| self.say(&account));
+            self.server.books.count(&tally);
             self.server.totals().count(&tally);
         }
     }

@@ -15,15 +15,15 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::capture::{CaptureDir, CaptureLimits};
-use crate::session::counted;
+use crate::session::{Books, counted};
 use crate::{Sink, SinkTally, Tally};
 use lobby::{Arrival, Lobby, Outcome};
 use streams::Streams;
@@ -113,8 +113,10 @@ pub struct Totals {
     pub refused: u32,
     /// Connections closed because what came was damaged or against the limits.
     pub rejected: u32,
-    /// Enters and exits stored.
+    /// Enters and exits stored, each once.
     pub stored_events: u64,
+    /// Those stored once more, of another drain of the same ring.
+    pub again_events: u64,
     /// Events lost, before they came or here.
     pub dropped_events: u64,
     /// Events that no count knows of; 0, or callsight has miscounted.
@@ -124,20 +126,27 @@ pub struct Totals {
 impl Totals {
     fn count(&mut self, tally: &Tally) {
         self.streams += 1;
-        self.stored_events += tally.stored_events();
-        self.dropped_events += tally.dropped_events().sum();
+        let again = tally.again_events.min(tally.stored_events());
+        self.again_events += again;
+        self.stored_events += tally.stored_events() - again;
+        self.dropped_events += tally.dropped_events().beyond(&tally.again_lost).sum();
         self.unaccounted += tally.sinks.iter().map(SinkTally::unaccounted).sum::<i128>();
     }
 }
 
-/// For people: `2 streams, 10 events, 0 dropped, unaccounted=0, 1 connection refused`.
+/// For people: `2 streams, 10 events (3 of them came twice), 0 dropped, unaccounted=0, 1 connection
+/// refused`.
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Totals { streams, refused, rejected, stored_events, dropped_events, unaccounted } =
-            self;
-        let (streams, events) = (counted(*streams, "stream"), counted(*stored_events, "event"));
-        write!(f, "{streams}, {events}, {dropped_events} dropped, unaccounted={unaccounted}")?;
-        for (connections, how) in [(*refused, "refused"), (*rejected, "rejected")] {
+        let (streams, events) =
+            (counted(self.streams, "stream"), counted(self.stored_events, "event"));
+        write!(f, "{streams}, {events}")?;
+        if self.again_events > 0 {
+            write!(f, " ({} of them came twice)", self.again_events)?;
+        }
+        let Totals { dropped_events, unaccounted, .. } = self;
+        write!(f, ", {dropped_events} dropped, unaccounted={unaccounted}")?;
+        for (connections, how) in [(self.refused, "refused"), (self.rejected, "rejected")] {
             if connections > 0 {
                 write!(f, ", {} {how}", counted(connections, "connection"))?;
             }
@@ -166,6 +175,7 @@ pub struct Server {
     address: SocketAddr,
     captures: CaptureDir,
     streams: Streams,
+    books: Arc<Books>,
     open_connections: AtomicUsize,
     waiting_streams: AtomicUsize,
     totals: Mutex<Totals>,
@@ -194,6 +204,7 @@ impl Server {
             address,
             captures,
             streams: Streams::default(),
+            books: Arc::default(),
             open_connections: AtomicUsize::new(0),
             waiting_streams: AtomicUsize::new(0),
             totals: Mutex::default(),
@@ -222,7 +233,9 @@ impl Server {
             // Whoever was in time to connect and shake hands is still a stream.
             self.welcome(&mut lobby, scope, stop);
         });
-        self.totals().clone()
+        let mut totals = self.totals().clone();
+        totals.dropped_events = totals.dropped_events.saturating_add(self.books.lost_between());
+        totals
     }
 
     /// Waits for a newcomer or for bytes of one in the lobby.

@@ -2,18 +2,25 @@
 //!
 //! Free of sockets. What a person should see at once goes to the [`Host`].
 
+mod books;
 mod lanes;
 mod numbers;
 mod tally;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use callsight_format::{ByteOrder, Cause, END_DONE, EVENT_BYTES};
+use callsight_format::{
+    ByteOrder, Cause, END_DONE, EVENT_BYTES, KIND_ENTER, KIND_EXIT, OP_NOTE, Unpacker,
+};
 
 use crate::batch::{BATCH_BYTES, Pool};
 use crate::sink::Closing;
 use crate::stream::{Block, Chunk, Item, Sender, StreamEnd, StreamId};
 use crate::{Amount, Content, Dropped, Ending, LossWatch, Losses, SessionMeta, Sink};
+pub(crate) use books::Books;
 use lanes::Lanes;
 use numbers::Numbers;
 pub(crate) use tally::counted;
@@ -45,6 +52,7 @@ impl<F: Fn(&str)> Host for F {
 
 /// A running session.
 pub struct Session {
+    id: u32,
     order: ByteOrder,
     stream: Option<StreamId>,
     lanes: Lanes,
@@ -52,6 +60,12 @@ pub struct Session {
     closing: Closing,
     watch: LossWatch,
     numbers: Numbers,
+    /// What all streams of this server bring.
+    books: Arc<Books>,
+    /// What tells the sender's machine from others.
+    machine: u64,
+    /// Other drains, or an earlier server, had what came before of the same ring.
+    late: bool,
     /// Number of the last block taken, here or by an earlier server.
     last_block: u64,
     /// Records received of a ring, markers included: raw ones are what
@@ -73,11 +87,17 @@ impl Session {
     /// The same for a stream whose first sink has its blocks up to `last_block` already.
     pub fn resume(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, last_block: u64) -> Session {
         let tally = Tally { resumed_behind: Some(last_block), ..Tally::default() };
-        Session { tally, ..Session::begin(meta, sinks, last_block) }
+        Session { tally, late: true, ..Session::begin(meta, sinks, last_block) }
+    }
+
+    /// One of several, of which the others may bring the same.
+    pub(crate) fn among(self, books: &Arc<Books>) -> Session {
+        Session { books: Arc::clone(books), ..self }
     }
 
     fn begin(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, last_block: u64) -> Session {
         Session {
+            id: meta.id,
             order: meta.order,
             stream: meta.stream,
             lanes: Lanes::start(meta, sinks, last_block),
@@ -85,6 +105,9 @@ impl Session {
             closing: meta.closing.clone(),
             watch: LossWatch::default(),
             numbers: Numbers::default(),
+            books: Arc::default(),
+            machine: 0,
+            late: false,
             last_block,
             raw_records: 0,
             packed_records: 0,
@@ -133,7 +156,8 @@ impl Session {
 
     /// Ends every sink and gives the account. `cut_records` were announced and did not come.
     pub fn finish(mut self, cut_records: u64, host: &dyn Host) -> Tally {
-        let mut lost_before = self.lost_before();
+        let (mut lost_before, missing) = self.lost_before();
+        self.tally.missing_records = missing;
         if self.stream.is_none() {
             lost_before.add(Cause::Torn, cut_records);
         }
@@ -168,10 +192,26 @@ impl Session {
         }
         self.last_block = header.number;
         self.numbers.observe(&header);
-        block.markers.iter().for_each(|marker| self.watch.observe_marker(marker));
+        let again = self.books.add(self.machine, &header, self.late);
+        self.tally.again_events += calls_among(block, &again);
+        self.hear(block);
         let amount = Amount::of_block(&header);
         self.packed_records += amount.records;
         self.offer(Content::Block(header), chunk, amount, host);
+    }
+
+    /// Reads the losses that the notes in a block tell, and which of them another stream told.
+    fn hear(&mut self, block: &Block<'_>) {
+        for marker in block.markers {
+            let before = self.watch.told();
+            self.watch.observe_marker(marker);
+            for (cause, events) in self.watch.told().beyond(&before).iter() {
+                let writer = (self.machine, &block.header);
+                if self.books.told_before(self.id, writer, (marker.ts, cause, events)) {
+                    self.tally.again_lost.add(cause, events);
+                }
+            }
+        }
     }
 
     fn take_notice(&mut self, events: u64, host: &dyn Host) {
@@ -188,6 +228,10 @@ impl Session {
     fn take_sender(&mut self, sender: &Sender, chunk: &[u8], host: &dyn Host) {
         if !std::mem::replace(&mut self.tally.named, true) {
             host.say(&sender.to_string());
+            let mut hasher = DefaultHasher::new();
+            (&sender.host, &sender.clock).hash(&mut hasher);
+            self.machine = hasher.finish();
+            self.late |= sender.taken > 0;
             self.offer(Content::Sender(sender.clone()), chunk, Amount::default(), host);
         }
     }
@@ -227,7 +271,9 @@ impl Session {
     ///
     /// What is missing by number is records; where the sender says that it did not send them, it
     /// says how many events they were.
-    fn lost_before(&self) -> Losses {
+    ///
+    /// The other number is that of the records missing by number.
+    fn lost_before(&self) -> (Losses, u64) {
         let told = self.watch.told();
         let mut stated = self.end.as_ref().map_or(told, |end| end.dropped_events);
         if !self.tally.named {
@@ -235,10 +281,10 @@ impl Session {
         }
         let lost = told.raised_to(&stated);
         let not_sent = self.end.as_ref().map_or(Dropped::default(), |end| end.not_sent);
-        let missing = self.missing_records(&lost).saturating_sub(not_sent.records.sum());
+        let missing = self.missing_records(&lost).max(not_sent.records.sum());
         let mut lost = lost.plus(&not_sent.events);
-        lost.add(Cause::Unacked, missing);
-        lost
+        lost.add(Cause::Unacked, missing - not_sent.records.sum());
+        (lost, missing)
     }
 
     /// Records that a sender which packs took out of its ring and that never came: numbers that
@@ -280,4 +326,25 @@ impl Session {
             _ => {}
         }
     }
+}
+
+/// How many enters and exits of a block have these numbers.
+fn calls_among(block: &Block<'_>, numbers: &[Range<u64>]) -> u64 {
+    let header = &block.header;
+    let all = numbers.iter().map(|range| range.end - range.start).sum::<u64>();
+    if all == 0 || all == u64::from(header.numbered) {
+        return if all == 0 { 0 } else { header.calls.into() };
+    }
+    let ops = block.raw.get(usize::from(header.header_bytes)..).unwrap_or_default();
+    let mut ops = ops.iter();
+    let (mut number, mut calls) = (header.first, 0);
+    // The decoder has found it whole.
+    let _ = Box::<Unpacker>::default().unpack_checked(header, block.raw, |event| {
+        if ops.next().is_some_and(|op| *op != OP_NOTE) {
+            let is_call = matches!(event.kind, KIND_ENTER | KIND_EXIT);
+            calls += u64::from(is_call && numbers.iter().any(|range| range.contains(&number)));
+            number += 1;
+        }
+    });
+    calls
 }

@@ -1,5 +1,7 @@
 //! The account of a session: what came, and what became of it at each sink.
 
+use callsight_format::Cause;
+
 use crate::Losses;
 
 /// What became of the events a sink was offered.
@@ -38,6 +40,13 @@ pub struct Tally {
     pub resumed_behind: Option<u64>,
     /// Blocks that came again and were left out.
     pub duplicate_blocks: u64,
+    /// Of the enters and exits that came, those that another stream of this server brought too: a
+    /// drain that was restarted sends again what the one before had not given back.
+    pub again_events: u64,
+    /// Of what was lost, what another stream told of, too.
+    pub again_lost: Losses,
+    /// Records missing by number.
+    pub(super) missing_records: u64,
     /// Chunks of types that were not known.
     pub unknown_chunks: u64,
     /// Whether the sender said who it is: then it also says when it is done.
@@ -57,6 +66,13 @@ impl Tally {
     /// What did not reach the first sink, on the way or there.
     pub fn dropped_events(&self) -> Losses {
         self.sinks.first().map_or(self.lost_before, |sink| self.dropped_for(sink))
+    }
+
+    /// What the writers of its ring dropped, as they say, less what another stream told of.
+    pub(super) fn lost_by_writers(&self) -> u64 {
+        let lost = self.lost_before.beyond(&self.again_lost);
+        let causes = [Cause::Full, Cause::Reentrant, Cause::Fork, Cause::Torn];
+        causes.into_iter().map(|cause| lost.of(cause)).sum()
     }
 
     fn dropped_for(&self, sink: &SinkTally) -> Losses {
@@ -94,6 +110,9 @@ impl std::fmt::Display for Tally {
         }
         if self.duplicate_blocks > 0 {
             write!(f, "; {} came again", counted(self.duplicate_blocks, "block"))?;
+        }
+        if self.again_events > 0 {
+            write!(f, "; {} came in another stream, too", counted(self.again_events, "event"))?;
         }
         match self.unknown_chunks {
             0 => Ok(()),

@@ -6,7 +6,7 @@
 use callsight_format::{
     ByteOrder, Cause, END_BLOCKS, END_DELIVERED, END_DONE, END_DROPPED, END_EMITTED, END_REASON,
     END_SINK_DROPPED, END_STOPPED, Fields, HELLO_ARCH, HELLO_BUILD_ID, HELLO_CLOCK, HELLO_EXE,
-    HELLO_HOSTNAME, HELLO_OS, HELLO_PID, HELLO_SERVICE_ID, HELLO_STREAM, HELLO_TOKEN,
+    HELLO_HOSTNAME, HELLO_OS, HELLO_PID, HELLO_SERVICE_ID, HELLO_STREAM, HELLO_TAKEN, HELLO_TOKEN,
     STREAM_ID_BYTES,
 };
 
@@ -59,6 +59,8 @@ pub struct Sender {
     pub service: String,
     /// Which of its streams this is, of one that packs.
     pub stream: Option<StreamId>,
+    /// How many records of its ring other drains had taken before.
+    pub taken: u64,
 }
 
 impl Sender {
@@ -77,6 +79,7 @@ impl Sender {
                 HELLO_BUILD_ID => sender.build_id = hexadecimal(value),
                 HELLO_SERVICE_ID => sender.service = printable(value),
                 HELLO_STREAM => sender.stream = StreamId::parse(value),
+                HELLO_TAKEN => sender.taken = ByteOrder::Little.u64(value, 0).unwrap_or(0),
                 _ => {}
             }
         }

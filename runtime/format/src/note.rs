@@ -42,8 +42,8 @@ pub const NOTE_PADDING: u64 = 262;
 pub const NOTE_SEGMENT: u64 = 263;
 /// Bytes of a [`NOTE_SEGMENT`].
 pub const SEGMENT_NOTE_BYTES: usize = 8;
-/// Note: recording was paused before this place, and what the writer called meanwhile is not in the
-/// data, which is no loss. Also at the head of a thread that may have begun during a pause. No bytes.
+/// Note: recording was paused before this place, and calls that the writer made meanwhile are not in
+/// the data, which is no loss. May come twice for one pause. No bytes.
 pub const NOTE_PAUSE: u64 = 264;
 
 /// Why events are missing. The numbers are the wire's and the ring's.

@@ -437,6 +437,7 @@ fn rust_constants() -> BTreeMap<String, u64> {
         ("NO_MODULES", StopReason::NoModules),
         ("CUT", StopReason::Cut),
         ("CLOSED", StopReason::Closed),
+        ("GOES_ON", StopReason::GoesOn),
     ];
     for (name, reason) in reasons {
         constants.insert(format!("STOP_REASON_{name}"), reason as u64);

@@ -305,6 +305,8 @@ macro_rules! hook {
                 "je 4f",
                 "cmp dword ptr [rax], {pause}",
                 "jne 4f",
+                "mov r9, qword ptr [rip + __callsight_tls@GOTTPOFF]",
+                "mov byte ptr fs:[r9 + {generation} + 3], {left_out}",
                 "ret",
                 "3:",
                 "mov r9, qword ptr [rip + __callsight_tls@GOTTPOFF]",
@@ -363,6 +365,7 @@ macro_rules! hook {
                 generation = const core::mem::offset_of!($crate::threads::Thread, generation),
                 event_bytes = const callsight_format::EVENT_BYTES,
                 pause = const callsight_format::COMMAND_PAUSE,
+                left_out = const $crate::threads::LEFT_OUT >> 24,
                 kind = const $kind,
             )
         }

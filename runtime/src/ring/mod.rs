@@ -17,7 +17,7 @@ use callsight_format::{
 use crate::arch;
 use crate::bytes::Shared;
 use crate::process;
-use crate::threads::{Slot, Thread};
+use crate::threads::{Slot, TELLS, Thread};
 use crate::window::Window;
 
 /// Where the ring is mapped; 0 while it is not.
@@ -197,7 +197,7 @@ pub fn claim(thread: &mut Thread, at: usize) -> Result<Window, Option<Cause>> {
 fn try_claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
     match field!(word32, control(base()), command).load(Relaxed) {
         COMMAND_RECORD => {}
-        COMMAND_PAUSE if process::is_ending() => {}
+        COMMAND_PAUSE if thread.flags & TELLS != 0 => {}
         COMMAND_PAUSE => {
             process::pause();
             return Err(None);

@@ -1,0 +1,199 @@
+//! All blocks that the streams of a server bring → what came twice, and what no stream has.
+//!
+//! A drain that goes on for another one begins a stream of its own, and sends again what that one
+//! had sent and not given back. Only the numbers of the writers show it, over all streams; in which
+//! order they come makes no difference.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use callsight_format::{BlockHeader, Cause};
+
+use super::Tally;
+
+/// Most writers that are followed, and most losses whose notes are: those beyond are believed. 64 and
+/// 48 bytes each.
+const MAX_WRITERS: usize = 1 << 16;
+/// Most pieces of a life between which something is missing; the oldest are then taken for one.
+const MAX_SPANS: usize = 32;
+
+/// A thread: which machine, process, start of that, thread.
+type WriterId = (u64, u32, u64, u32);
+
+/// A loss that a note tells: of whom, when, why, how much.
+type Told = (WriterId, u64, Cause, u64);
+
+/// See the file's first lines.
+#[derive(Debug, Default)]
+pub(crate) struct Books(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    writers: HashMap<WriterId, Vec<Life>>,
+    /// Losses by their notes, and the session that told of them first.
+    told: HashMap<Told, u32>,
+    /// What the sessions' own accounts say of both sums below.
+    lost_by_sessions: u64,
+    missing_by_sessions: u64,
+}
+
+/// One thread from its start to its end; other lives of its id have other times.
+#[derive(Debug)]
+struct Life {
+    from_ts: u64,
+    /// Its first record came.
+    begun: bool,
+    /// What came before its first span is other drains' business, or an earlier server's.
+    late: bool,
+    spans: Vec<Span>,
+    /// Missing between spans that are one now.
+    missing: u64,
+}
+
+/// Records that came, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    first: u64,
+    end: u64,
+    /// What the writer had dropped before its first block, and before the last.
+    lost_first: u64,
+    lost_last: u64,
+}
+
+impl Span {
+    fn of(block: &BlockHeader) -> Span {
+        let end = block.first.saturating_add(block.numbered.into());
+        let lost = block.lost_total;
+        Span { first: block.first, end, lost_first: lost, lost_last: lost }
+    }
+
+    fn overlap(&self, other: &Span) -> Range<u64> {
+        self.first.max(other.first)..self.end.min(other.end)
+    }
+
+    /// This one and a later one, which may begin in it.
+    fn joined(self, later: Span) -> Span {
+        let lost_last = self.lost_last.max(later.lost_last);
+        Span { end: self.end.max(later.end), lost_last, ..self }
+    }
+}
+
+/// What is missing between the end of a span and the next, less what the writer dropped there.
+fn missing_between(span: &Span, next: &Span) -> u64 {
+    let dropped = next.lost_first.saturating_sub(span.lost_last);
+    next.first.saturating_sub(span.end).saturating_sub(dropped)
+}
+
+impl Life {
+    fn beginning_with(block: &BlockHeader, late: bool) -> Life {
+        let (from_ts, begun) = (block.first_ts, block.first == 0);
+        Life { from_ts, begun, late, spans: Vec::new(), missing: 0 }
+    }
+
+    /// Adds a block; which of its numbers had come before.
+    fn add(&mut self, block: &BlockHeader, late: bool) -> Vec<Range<u64>> {
+        let mut new = Span::of(block);
+        let at = self.spans.partition_point(|span| span.first <= new.first);
+        if at == 0 {
+            self.late = late;
+        }
+        let again = self.spans.iter().map(|span| span.overlap(&new));
+        let again = again.filter(|numbers| !numbers.is_empty()).collect();
+        let from = at - usize::from(at > 0 && self.spans[at - 1].end >= new.first);
+        let to = self.spans.partition_point(|span| span.first <= new.end).max(at);
+        for span in self.spans.drain(from..to) {
+            new = if span.first <= new.first { span.joined(new) } else { new.joined(span) };
+        }
+        self.spans.insert(from, new);
+        if self.spans.len() > MAX_SPANS {
+            let oldest = self.spans.remove(0);
+            self.missing += missing_between(&oldest, &self.spans[0]);
+            self.spans[0] = oldest.joined(self.spans[0]);
+        }
+        again
+    }
+
+    fn missing(&self) -> u64 {
+        let gaps = self.spans.windows(2).map(|pair| missing_between(&pair[0], &pair[1]));
+        gaps.fold(self.missing, u64::saturating_add)
+    }
+
+    fn lost(&self) -> u64 {
+        let before = self.spans.first().filter(|_| self.late).map_or(0, |span| span.lost_first);
+        self.spans.last().map_or(0, |span| span.lost_last.saturating_sub(before))
+    }
+}
+
+/// The life that a block is of; a new one where it is of none of these, which stand by time.
+fn life_of<'a>(lives: &'a mut Vec<Life>, block: &BlockHeader, late: bool) -> &'a mut Life {
+    let ts = block.first_ts;
+    let later = lives.partition_point(|life| life.from_ts <= ts);
+    let earlier = later.checked_sub(1);
+    let beginning = lives.get(later).filter(|life| !life.begun).map(|_| later);
+    let known = match block.first {
+        0 => earlier.filter(|at| lives[*at].begun && lives[*at].from_ts == ts).or(beginning),
+        _ => earlier.or(beginning),
+    };
+    let at = known.unwrap_or_else(|| {
+        lives.insert(later, Life::beginning_with(block, late));
+        later
+    });
+    let life = &mut lives[at];
+    life.begun |= block.first == 0;
+    life.from_ts = life.from_ts.min(ts);
+    life
+}
+
+impl Books {
+    /// Takes note of a block that a machine sent; which of its numbers had come before. `late` where
+    /// its stream is not the first of its ring that there was.
+    pub fn add(&self, machine: u64, block: &BlockHeader, late: bool) -> Vec<Range<u64>> {
+        if block.numbered == 0 {
+            return Vec::new();
+        }
+        let mut state = self.lock();
+        let id = (machine, block.pid, block.start, block.tid);
+        if state.writers.len() >= MAX_WRITERS && !state.writers.contains_key(&id) {
+            return Vec::new();
+        }
+        let lives = state.writers.entry(id).or_default();
+        life_of(lives, block, late).add(block, late)
+    }
+
+    /// A note of `session` tells a loss: whether one of another session has told it.
+    pub fn told_before(
+        &self,
+        session: u32,
+        (machine, block): (u64, &BlockHeader),
+        (ts, cause, events): (u64, Cause, u64),
+    ) -> bool {
+        let mut state = self.lock();
+        let key = ((machine, block.pid, block.start, block.tid), ts, cause, events);
+        if state.told.len() >= MAX_WRITERS && !state.told.contains_key(&key) {
+            return false;
+        }
+        *state.told.entry(key).or_insert(session) != session
+    }
+
+    /// A session has ended.
+    pub fn count(&self, tally: &Tally) {
+        let mut state = self.lock();
+        state.lost_by_sessions += tally.lost_by_writers();
+        state.missing_by_sessions += tally.missing_records;
+    }
+
+    /// What no session counts: lost between two streams of a ring, and the losses whose notes were.
+    pub fn lost_between(&self) -> u64 {
+        let state = self.lock();
+        let lives = || state.writers.values().flatten();
+        let missing = lives().map(Life::missing).fold(0, u64::saturating_add);
+        let lost = lives().map(Life::lost).fold(0, u64::saturating_add);
+        let missing = missing.saturating_sub(state.missing_by_sessions);
+        missing.saturating_add(lost.saturating_sub(state.lost_by_sessions))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
