@@ -39,6 +39,15 @@ impl Running {
         running
     }
 
+    /// Starts a drain with these words, and waits until it has the ring.
+    fn drained(&self, words: &str) -> Child {
+        let mut command = Command::new("bash");
+        let command = command.args(["-c", &format!("exec callsight drain {words}")]);
+        let drain = self.shell.prepare(command.stderr(Stdio::null())).spawn();
+        self.until("the drain is there", |ring| ring["drain"]["alive"] == true);
+        drain.expect("start a drain")
+    }
+
     fn pid(&self) -> String {
         self.child.id().to_string()
     }
@@ -180,14 +189,7 @@ fn a_ring_that_a_drain_waits_on_is_not_abandoned() {
     let program = Program::c(PRODUCER).build(Hooks::Ours);
     let mut running = Running::start(&program, "10000000 1 2000", 1 << 20);
     let name = running.ring.name().to_owned();
-    let line = format!("exec callsight drain --reconnect {name} 127.0.0.1 9");
-    let mut command = Command::new("bash");
-    let mut drain = running
-        .shell
-        .prepare(command.args(["-c", &line]).stderr(Stdio::null()))
-        .spawn()
-        .expect("start a drain");
-    running.until("the drain is there", |ring| ring["drain"]["alive"] == true);
+    let mut drain = running.drained(&format!("--reconnect {name} 127.0.0.1 9"));
     running.end(true);
     assert_eq!(running.listed()["abandoned"], false);
     running.callsight(&format!("rings --remove {name}")).refused(&[&name]);
@@ -313,15 +315,7 @@ fn snapshots_beside_a_busy_drain_never_contradict_themselves() {
     let program = Program::c(PRODUCER).build(Hooks::Ours);
     let arguments = "20000000 2 200";
     let mut running = Running::start(&program, arguments, 256 << 10);
-    let name = running.ring.name().to_owned();
-    let mut command = Command::new("bash");
-    let line = format!("exec callsight drain --file traces {name}");
-    let mut drain = running
-        .shell
-        .prepare(command.args(["-c", &line]).stderr(Stdio::null()))
-        .spawn()
-        .expect("start a drain");
-    running.until("the drain is there", |ring| ring["drain"]["alive"] == true);
+    let mut drain = running.drained(&format!("--file traces {}", running.ring.name()));
     let mut taken = 0;
     for number in 0..20 {
         let ran = running.callsight(&format!("snapshot {} --out now{number}", running.pid()));
