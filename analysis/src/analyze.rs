@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use callsight_format::Origin;
+use callsight_format::{Cause, Origin};
 
 use crate::Error;
 use crate::assembly::Assembly;
@@ -13,7 +13,7 @@ use crate::matcher::{Life, Matched, match_calls};
 use crate::modules::Finder;
 use crate::naming::put_rows;
 use crate::notices::Doubts;
-use crate::report::{Mode, ProcessRow, Report, ThreadRow, counted};
+use crate::report::{Identity, Mode, ProcessRow, Report, ThreadRow, counted};
 use crate::stack::Tally;
 use crate::summary::Summary;
 use crate::survey::{Process, Survey, inherit_modules};
@@ -61,6 +61,9 @@ struct Analysis<'o> {
     report: Report,
     doubts: Doubts,
     files_used: [usize; 2],
+    /// Calls in the summary files, and those that are in none of their records.
+    summed_calls: u64,
+    left_out_calls: u64,
     span: Span,
 }
 
@@ -85,6 +88,8 @@ impl<'o> Analysis<'o> {
             report: Report::default(),
             doubts,
             files_used: [0, 0],
+            summed_calls: 0,
+            left_out_calls: 0,
             span: Span::default(),
         }
     }
@@ -210,6 +215,10 @@ impl<'o> Analysis<'o> {
                 .say(format!("left out: {path}: it does not say how long a tick is"));
         };
         self.files_used[1] += 1;
+        let calls = summary.functions.iter().map(|function| function.calls);
+        let counted_calls = calls.fold(0, u64::saturating_add);
+        self.summed_calls = self.summed_calls.saturating_add(counted_calls);
+        self.left_out_calls = self.left_out_calls.saturating_add(summary.truncated_calls);
         self.assembly.add_summary(&summary, &clock);
         let span_ns = clock.duration_ns(summary.span).round() as u64;
         self.report.span_ns = self.report.span_ns.max(span_ns);
@@ -246,6 +255,14 @@ impl<'o> Analysis<'o> {
                 Mode::Mixed
             }
         };
+        if report.mode == Mode::Summary {
+            let (delivered, left_out) = (self.summed_calls, self.left_out_calls);
+            let emitted = delivered.saturating_add(left_out);
+            report.identity = Identity { emitted, delivered, ..Identity::default() };
+            if left_out > 0 {
+                report.losses.insert(Cause::Full.name().to_string(), left_out);
+            }
+        }
         if report.mode == Mode::Events && report.events == 0 {
             self.doubts.say("there is no enter and no exit in these files".into());
         }

@@ -10,7 +10,7 @@ use crate::capture::Group;
 use crate::clock::{Clock, RateSource};
 use crate::matcher::{MOST_FUNCTIONS, MOST_LIVES};
 use crate::oddities::Oddities;
-use crate::report::{ProcessRow, Report, counted};
+use crate::report::{Mode, ProcessRow, Report, counted};
 use crate::survey::{MOST_PROCESSES, Survey};
 
 /// The rates of header and anchors may differ by this much before it is said: measuring for some
@@ -227,11 +227,12 @@ impl Doubts {
 
     fn say_losses(&mut self, report: &Report) {
         if !report.losses.is_empty() {
-            self.say(format!(
-                "{}: {}",
-                counted(report.lost_events(), "event was lost", "events were lost"),
-                list(&report.losses)
-            ));
+            let (one, many) = match report.mode {
+                Mode::Summary => ("call was left out", "calls were left out"),
+                _ => ("event was lost", "events were lost"),
+            };
+            let lost = counted(report.lost_events(), one, many);
+            self.say(format!("{lost}: {}", list(&report.losses)));
         }
         if self.wrapped_segments > 0 {
             let events = counted(self.wrapped_events, "event", "events");

@@ -39,7 +39,7 @@ pub struct Report {
 
 /// The counting identity: emitted = delivered + dropped by cause ([`Report::losses`]). In records:
 /// enters, exits, markers and notes, but that a sink which dropped some tells only how many enters
-/// and exits there were.
+/// and exits there were. Of summary files alone: in calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// By all writers, as far as the captures tell.

@@ -73,6 +73,25 @@ fn percentiles_stay_between_the_extremes() {
 }
 
 #[test]
+fn calls_that_found_no_room_are_dropped_calls() {
+    for (left_out, dropped) in [(0, ""), (3, "! 3 calls were left out: 3 full\n")] {
+        let mut bytes = summary(2, ByteOrder::Little, &[100, 200]);
+        let at = offset_of!(SummaryHeader, truncated);
+        bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(left_out));
+        let report = report(&[("trace.summary.7.8.bin", bytes)]);
+        let mut text = Vec::new();
+        report.write_text(&mut text, 1).expect("memory");
+        let text = String::from_utf8(text).expect("text");
+        let emitted = 2 + left_out;
+        let line = format!(
+            "\ncalls emitted={emitted} delivered=2 dropped={left_out} unaccounted=0\n{dropped}"
+        );
+        assert!(text.contains(&line), "{text}");
+        assert_eq!((report.identity.emitted, report.lost_events()), (emitted, left_out));
+    }
+}
+
+#[test]
 fn event_files_beside_summary_files_are_used_too() {
     let events = Records::default().thread(7, "enter z, exit z").file(ByteOrder::Little);
     let files = [

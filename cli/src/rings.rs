@@ -8,6 +8,7 @@ use anyhow::{Context, bail, ensure};
 use callsight_drain::RingWords;
 use callsight_format::RING_VERSION;
 use callsight_hub::local::{Found, Member, RingCommand, RingFile, RingState, Unborn, rings_here};
+use callsight_hub::stream::in_one_line;
 use serde_json::{Value, json};
 
 /// Lists the rings in shared memory, and who uses them
@@ -116,7 +117,7 @@ fn command_name(state: &RingState) -> &'static str {
 }
 
 fn write_text(out: &mut impl Write, listed: &Listed) -> io::Result<()> {
-    let (name, size) = (&listed.name, in_units(listed.bytes));
+    let (name, size) = (in_one_line(&listed.name), in_units(listed.bytes));
     match &listed.what {
         What::Unborn { maker, is_spare: true } => {
             writeln!(out, "{name}: {size}, made in advance by the drain {maker}")?;
@@ -153,7 +154,9 @@ fn member_text(member: &Member) -> String {
         (true, false) => "alive, done recording",
     };
     match member.executable() {
-        Some(path) => format!("{} ({life}): {}", member.id.pid, path.display()),
+        Some(path) => {
+            format!("{} ({life}): {}", member.id.pid, in_one_line(&path.to_string_lossy()))
+        }
         None => format!("{} ({life})", member.id.pid),
     }
 }
@@ -225,7 +228,7 @@ fn remove(found: &[Found], names: &[String]) -> anyhow::Result<ExitCode> {
     match left.iter().find(|found| is_named(found, names)) {
         Some(found) => bail!(
             "remove the ring {}: it is in use, or not one to touch; `callsight rings` says more",
-            found.name()
+            in_one_line(&found.name())
         ),
         None => Ok(ExitCode::SUCCESS),
     }
@@ -237,7 +240,7 @@ fn is_named(found: &Found, names: &[String]) -> bool {
 
 fn remove_unborn(unborn: &Unborn) -> anyhow::Result<()> {
     let name = unborn.name();
-    unborn.remove().with_context(|| format!("remove the ring {name}"))?;
+    unborn.remove().with_context(|| format!("remove the ring {}", in_one_line(&name)))?;
     let what = if unborn.is_spare { "used" } else { "named" };
     say(&format!(
         "removed {name}: its maker, process {}, ended before it was {what}",
@@ -268,7 +271,7 @@ fn remove_ring(ring: &RingFile) -> anyhow::Result<()> {
 fn tell(name: &str, command: RingCommand) -> anyhow::Result<ExitCode> {
     let ring = RingFile::open(name)?;
     let name = ring.name();
-    let doing = format!("tell the ring {name} to {}", command.name());
+    let doing = format!("tell the ring {} to {}", in_one_line(&name), command.name());
     if ring.version() != RING_VERSION {
         bail!("{doing}: it has version 2, which has no place for that; TRACE_RING=3 makes others");
     }
@@ -280,12 +283,14 @@ fn tell(name: &str, command: RingCommand) -> anyhow::Result<ExitCode> {
 
 fn words(ring: &RingFile) -> anyhow::Result<RingWords> {
     let file = ring.open_to_write()?;
-    RingWords::map(&file).with_context(|| format!("write to the ring {}", ring.path().display()))
+    RingWords::map(&file).with_context(|| {
+        format!("write to the ring {}", in_one_line(&ring.path().to_string_lossy()))
+    })
 }
 
 /// A line for whoever reads; nobody has to.
 fn say(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
+    let _ = writeln!(io::stdout(), "{}", in_one_line(line));
 }
 
 #[cfg(test)]

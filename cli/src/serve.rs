@@ -15,6 +15,7 @@ use callsight_hub::forward::Forward;
 use callsight_hub::ingest::{Destinations, MakeSink, Options, Server};
 use callsight_hub::local::ending_signals;
 use callsight_hub::model::{Model, Overview};
+use callsight_hub::stream::in_one_line;
 
 mod rings;
 
@@ -120,7 +121,7 @@ pub fn limits(max_mb: u32, seg_mb: u32) -> CaptureLimits {
 
 /// A line for whoever watches. When nobody does any more, receiving goes on.
 fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "callsight serve: {line}");
+    let _ = writeln!(std::io::stdout(), "callsight serve: {}", in_one_line(line));
 }
 
 /// Without this a write beyond `ulimit -f` ends the server with every other stream.

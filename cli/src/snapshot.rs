@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use callsight_hub::local::{Snapshot, snapshot};
+use callsight_hub::stream::in_one_line;
 
 /// Writes what the ring of a program holds now, without stopping anything
 ///
@@ -26,7 +27,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let taken = snapshot(args.pid, &folder)?;
     for line in lines(args.pid, &taken) {
         // Nobody has to read it.
-        let _ = writeln!(io::stdout(), "{line}");
+        let _ = writeln!(io::stdout(), "{}", in_one_line(&line));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -219,14 +219,13 @@ static const char *dropped_text(const uint64_t *dropped)
     return text;
 }
 
-/* The last line: what became of every event; the rest, which should be none, is counted in
- * records. A ring that lives on has some still in it, and losses that no stream has told. */
-static void say_counts(const struct counts *counts, uint32_t reason)
+/* The last line: what became of every event. Of a ring that is finished the `rest` should be none; one
+ * that lives on has some still in it, and losses that no stream has told. */
+static void say_counts(const struct counts *counts, uint32_t reason, int64_t rest)
 {
     uint64_t dropped = sum_dropped(counts);
     int done = reason == CALLSIGHT_END_DONE;
     say("%s, %" PRIu64 " events forwarded, %" PRIu64 " dropped%s, %s=%" PRId64,
         done ? "done" : "stopped", counts->events, dropped, dropped_text(counts->dropped),
-        done ? "unaccounted" : "left_in_ring",
-        (int64_t)(counts->emitted - counts->delivered - dropped));
+        done ? "unaccounted" : "left_in_ring", rest);
 }

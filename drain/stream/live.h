@@ -10,6 +10,7 @@
 #define HURRIED_NS (50 * MS)    /* ... when the ring fills up meanwhile */
 #define RESUME_NS (5 * SECOND) /* ... and to say what it has of our stream */
 #define RETRY_NS (100 * MS)
+#define ANSWER_NS (500 * MS) /* after so long it is said that nobody answers */
 #define DEAD_PEER_MS 6000 /* for so long the other kernel has answered nothing */
 #define PEER_CHECK_NS (500 * MS)
 
@@ -168,6 +169,10 @@ static void live_connect(struct live *live)
     if (error == 0 || error == EISCONN) {
         live_enter(live, LIVE_OPENING);
     } else if (error == EINPROGRESS || error == EALREADY || error == EINTR) {
+        if (!live->said_down && now_ns() - live->since_ns >= ANSWER_NS) {
+            say("connect to %s port %s: no answer yet; waiting", live->host, live->port);
+            live->said_down = 1;
+        }
         if (now_ns() - live->since_ns >= CONNECT_TRIES_NS)
             live_refused(live, ETIMEDOUT);
     } else {

@@ -32,8 +32,11 @@ pub struct Config {
     /// `TRACE_DIR`, absolute, without a closing slash.
     pub directory: Text<DIRECTORY_BYTES>,
     given_directory: Text<DIRECTORY_BYTES>,
-    /// `TRACE_SHM` without its slash; empty for files.
-    pub ring_name: Text<256>,
+    /// `TRACE_SHM` without its slash. There is more room than names have, so that one that is cut is
+    /// none of another ring.
+    pub ring_name: Text<300>,
+    /// Whether it says anything; else files are written.
+    pub wants_ring: bool,
     /// `TRACE_SHM_SIZE` in bytes, 0 where not given.
     pub ring_bytes: u64,
     /// `TRACE_RING`: version of a ring that this process creates.
@@ -60,6 +63,7 @@ static CONFIG: Shared<Config> = Shared::new(Config {
     directory: Text::new(),
     given_directory: Text::new(),
     ring_name: Text::new(),
+    wants_ring: false,
     ring_bytes: 0,
     ring_version: RING_VERSION,
     max_bytes: 512 << 20,
@@ -105,6 +109,7 @@ impl Config {
             self.given_directory.push(value);
         } else if is(b"TRACE_SHM") {
             self.ring_name.push(value.strip_prefix_byte(b'/'));
+            self.wants_ring = !value.is_empty();
         } else if is(b"TRACE_SHM_SIZE") {
             self.ring_bytes = bytes::number(value).unwrap_or(0);
         } else if is(b"TRACE_RING") {

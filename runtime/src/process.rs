@@ -305,7 +305,7 @@ fn choose_sink() -> Sink {
     if config::get().summary {
         return Sink::Summary;
     }
-    if config::get().ring_name.as_bytes().is_empty() {
+    if !config::get().wants_ring {
         return Sink::File;
     }
     match ring::attach() {

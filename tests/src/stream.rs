@@ -192,6 +192,13 @@ impl Drain {
         }
     }
 
+    /// Tells it to end; what it printed.
+    #[track_caller]
+    pub fn stop(self) -> Ran {
+        signal(&self.child, libc::SIGTERM);
+        self.finish()
+    }
+
     /// Kills it.
     pub fn kill(mut self) {
         self.child.kill().expect("kill the drain");

@@ -138,16 +138,42 @@ fn wrapping_keeps_the_end_within_the_budget() {
 fn a_shared_memory_too_small_for_the_ring_costs_no_signal() {
     let program = Program::c(LOOP).build(Hooks::Ours);
     program.tracing();
-    let inner = "mount -t tmpfs -o size=1m none /dev/shm && TRACE_ENABLE=1 TRACE_DIR=$PWD/traces \
-                 TRACE_SHM=/callsight-small TRACE_SHM_SIZE=16777216 exec ./prog";
-    let ran = program.shell().run(&format!("unshare --map-root-user --mount bash -c '{inner}'"));
-    if ran.stderr.contains("unshare") || ran.stderr.contains("mount:") {
-        return skip("a_shared_memory_too_small_for_the_ring_costs_no_signal", &ran.stderr);
+    // The last two are more than a ring can have.
+    for asked in ["", "16777216", "4294967295", "400000000000", "99999999999999999999999"] {
+        let inner = format!(
+            "mount -t tmpfs -o size=1m none /dev/shm && rm -rf traces && TRACE_ENABLE=1 \
+             TRACE_DIR=$PWD/traces TRACE_SHM=/callsight-small TRACE_SHM_SIZE={asked} exec ./prog"
+        );
+        let ran =
+            program.shell().run(&format!("unshare --map-root-user --mount bash -c '{inner}'"));
+        if ran.stderr.contains("unshare") || ran.stderr.contains("mount:") {
+            return skip("a_shared_memory_too_small_for_the_ring_costs_no_signal", &ran.stderr);
+        }
+        unharmed(&ran);
+        let report = program.report();
+        assert_eq!(report.calls_of("leaf"), 400_000, "files are written instead");
+        let told = "files: /dev/shm has not enough room for it";
+        assert!(report.notices().iter().any(|line| line.contains(told)), "{:?}", report.notices());
     }
-    unharmed(&ran);
-    let report = program.report();
-    assert_eq!(report.calls_of("leaf"), 400_000, "files are written instead");
-    assert!(report.notices().iter().any(|line| line.contains("ring")), "{:?}", report.notices());
+}
+
+#[test]
+fn a_name_that_no_ring_can_have_is_told() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    for (name, why) in [
+        ("/", "its name is empty"),
+        ("/a/b", "its name holds a slash behind the first byte"),
+        ("/..", "it cannot be opened"),
+        (&format!("/{}", "x".repeat(256)), "it cannot be opened"),
+        (&format!("/{}", "x".repeat(999)), "its name is too long"),
+    ] {
+        unharmed(&program.tracing().env("TRACE_SHM", name).run("exec ./prog"));
+        let report = program.report();
+        assert_eq!(report.calls_of("leaf"), 400_000, "files are written instead");
+        assert!(report.notices().iter().any(|line| line.ends_with(why)), "{:?}", report.notices());
+    }
+    unharmed(&program.tracing().env("TRACE_SHM", "").run("exec ./prog"));
+    assert_eq!(program.report().notices(), Vec::<String>::new(), "files are what is wanted");
 }
 
 #[test]

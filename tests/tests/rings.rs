@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use callsight_tests::{Built, Calls, Hooks, Program, Ran, Report, Ring, Shell};
+use callsight_tests::{Built, Calls, Drain, Hooks, Program, Ran, Report, Ring, Server, Shell};
 use serde_json::Value;
 
 const PRODUCER: &str = include_str!("../programs/producer.c");
@@ -339,4 +339,86 @@ fn snapshots_beside_a_busy_drain_never_contradict_themselves() {
 fn who_is_in_no_ring_has_no_snapshot() {
     let shell = Shell::new(std::env::temp_dir());
     shell.callsight(&["snapshot", "1"]).refused(&["process 1", "TRACE_SHM"]);
+}
+
+/// The number before `word` in the last line of `text` that has it.
+#[track_caller]
+fn number_before(text: &str, word: &str) -> u64 {
+    let before = text.rsplit_once(word).unwrap_or_else(|| panic!("no {word:?} in {text}")).0;
+    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().expect("a word");
+    digits.parse().unwrap_or_else(|_| panic!("no number before {word:?} in {text}"))
+}
+
+#[test]
+fn what_restarted_drains_send_again_is_in_the_total_of_the_server_once() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let server = Server::ours(&program.shell(), &["--out", "served"]);
+    let mut running = Running::start(&program, "300000 4 3000", 64 << 20);
+    for _ in 0..3 {
+        let drain = Drain::ours(&running.shell, &running.ring, server.port);
+        running.until("a drain has some", |ring| ring["drain"]["alive"] == true);
+        std::thread::sleep(Duration::from_millis(100));
+        drain.kill();
+    }
+    let drain = Drain::ours(&running.shell, &running.ring, server.port);
+    running.end(false);
+    let drained = drain.finish();
+    assert_eq!(drained.code, 0, "{drained}");
+    let said = server.stop();
+    let last = said.lines().last().expect("a last line");
+    assert_eq!(last.contains("came twice"), said.contains("came in another stream"), "{said}");
+    let report = Report::of(&running.shell, &["served"]);
+    let events = number_before(last.split(" (").next().unwrap_or(last), " events");
+    assert_eq!(events, report.number("events"), "{said}");
+    let true_events = 2 * true_calls("300000 4").values().flatten().sum::<u64>();
+    assert_eq!(events + report.lost(), true_events, "{said}");
+}
+
+#[test]
+fn what_a_stopped_drain_leaves_is_what_the_next_one_finds() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let server = Server::ours(&program.shell(), &["--out", "served"]);
+    let mut running = Running::start(&program, "100000000 3 0", 1 << 20);
+    let drain = Drain::ours(&running.shell, &running.ring, server.port);
+    let served = running.shell.folder().join("served/trace.stream.1.0.bin");
+    let bytes = || fs::metadata(&served).map_or(0, |file| file.len());
+    running.until("the server has some", |_| bytes() > 100_000);
+    server.freeze();
+    running.until("it fills up", |ring| ring["used_bytes"].as_u64() > Some(600_000));
+    std::thread::sleep(Duration::from_millis(300));
+    running.end(true);
+    let stopped = drain.stop();
+    server.kill();
+    let last = stopped.stderr.lines().last().expect("a last line");
+    let left: u64 = last.rsplit("left_in_ring=").next().and_then(|n| n.parse().ok()).expect(last);
+    // What the server did not get is in the last line, too, and as in the line of that sink.
+    let sink = stopped.stderr.lines().find(|line| line.contains(": live: ")).expect("a line of it");
+    assert_eq!(number_before(last, " events forwarded"), number_before(sink, " delivered"));
+    let unacked = |line: &str| {
+        let number = line.split_once("unacked ").expect(line).1.split([')', ',']).next();
+        number.expect("a number").parse::<u64>().expect(line)
+    };
+    assert_eq!(unacked(last), unacked(sink), "{stopped}");
+    let held = running.held_events();
+    let next = running.callsight(&format!("drain --file rest {}", running.ring.name()));
+    let (events, dropped) =
+        (number_before(&next.stderr, " events f"), number_before(&next.stderr, " dropped"));
+    assert_eq!((events, events + dropped), (held, left), "{stopped}{next}");
+}
+
+#[test]
+fn a_name_stays_in_its_line() {
+    let shell = Shell::new(std::env::temp_dir());
+    let path = format!("/dev/shm/callsight-test-{}\n\u{1b}[31m", std::process::id());
+    fs::write(&path, b"TKSHM\0\0\0").expect("write the object");
+    let listed = shell.callsight(&["rings"]);
+    let name = path.strip_prefix("/dev/shm").expect("a name");
+    let told = [&["rings", "--pause", name][..], &["rings", "--remove", name]];
+    let told = told.map(|words| shell.callsight(words));
+    fs::remove_file(&path).expect("remove the object");
+    let shown = format!("{}\\x0a\\x1b[31m", name.split('\n').next().expect("a line"));
+    assert!(listed.stdout.contains(&format!("{shown}: ")), "{listed}");
+    for ran in told {
+        assert!(ran.stderr.contains(&shown) && ran.stderr.lines().count() == 1, "{ran}");
+    }
 }

@@ -14,6 +14,10 @@ fn check(program: &Program) -> (Built, Report) {
     assert_eq!((ran.code, &ran.stdout), (same.code, &same.stdout), "hooks change nothing");
     let report = report(&built);
     assert_eq!(report.calls(), counts.calls, "{:?}", report.notices());
+    let all: u64 = counts.calls.values().flatten().sum();
+    let line = format!("calls emitted={all} delivered={all} dropped=0 unaccounted=0\n");
+    let text = built.shell().callsight(&["analyze", "traces", "--exe", "prog"]);
+    assert!(text.stdout.contains(&line), "{text}");
     (built, report)
 }
 

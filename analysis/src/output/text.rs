@@ -13,9 +13,7 @@ impl Report {
     /// What `out` gives.
     pub fn write_text(&self, out: &mut impl Write, top: usize) -> io::Result<()> {
         writeln!(out, "{}", self.headline())?;
-        if self.mode != Mode::Summary {
-            writeln!(out, "{}", self.identity_line())?;
-        }
+        writeln!(out, "{}", self.identity_line())?;
         self.write_notices(out)?;
         let labels = Labels::of(self);
         let by_self: Vec<&Row> = self.rows.iter().collect();
@@ -41,8 +39,9 @@ impl Report {
 
     /// The counting identity in one line.
     pub fn identity_line(&self) -> String {
+        let what = if self.mode == Mode::Summary { "calls" } else { "records" };
         format!(
-            "records emitted={} delivered={} dropped={} unaccounted={}",
+            "{what} emitted={} delivered={} dropped={} unaccounted={}",
             self.identity.emitted,
             self.identity.delivered,
             self.lost_events(),

@@ -1,6 +1,8 @@
 //! What the drain says to bad arguments: one sentence, exit code 2.
 
 use std::mem::offset_of;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering::Release;
@@ -41,6 +43,33 @@ fn words_behind_two_dashes_are_names() {
     let said = refused(&["--reconnect", "--", "--file", "256.1.1.1", "9001"]);
     assert!(said.contains("find the server 256.1.1.1"), "{said}");
     assert!(refused(&["--", "a", "b", "9001", "c"]).contains("usage:"));
+}
+
+#[test]
+fn whom_it_waits_for_is_said_before_it_gives_up() {
+    let ring = Ring::new("silent", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    // Behind a queue that is full, nobody answers at all.
+    let (silent, _queued) = silent_server();
+    let port = silent.local_addr().expect("an address").port();
+    let mut drain = Drain::start(&drain_binary(), &ring.name, port);
+    drain.stop_after(Duration::from_secs(3));
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(0), "{said}");
+    let line = format!("connect to 127.0.0.1 port {port}: no answer yet; waiting");
+    assert_eq!(said.matches(&line).count(), 1, "{said}");
+}
+
+/// A listener that accepts nobody, and as many connections as its queue takes.
+fn silent_server() -> (TcpListener, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+    // SAFETY: listen touches no memory of ours; the descriptor is open.
+    assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0, "a queue of one");
+    let address = listener.local_addr().expect("an address");
+    let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok();
+    let queued = std::iter::from_fn(connect).take(16).collect();
+    (listener, queued)
 }
 
 #[test]

@@ -16,6 +16,7 @@ use callsight_format::{
 use rustix::fs::{FlockOperation, OFlags, flock, major, minor};
 
 use super::process::{maps_of, other_pids};
+use crate::stream::in_one_line;
 
 /// Where shared memory objects are.
 pub(super) const SHARED_MEMORY: &str = "/dev/shm";
@@ -24,13 +25,13 @@ pub(super) const SHARED_MEMORY: &str = "/dev/shm";
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// No name of a shared memory object.
-    #[error("use the ring name \"{name}\": it must be like /callsight0")]
+    #[error("use the ring name \"{}\": it must be like /callsight0", in_one_line(name))]
     Name {
         /// What was given.
         name: String,
     },
     /// The system refused.
-    #[error("read the ring {}: {error}; `callsight rings` lists those that are there", path.display())]
+    #[error("read the ring {}: {error}; `callsight rings` lists those that are there", shown(path))]
     Io {
         /// Its file.
         path: PathBuf,
@@ -38,13 +39,17 @@ pub enum RingError {
         error: io::Error,
     },
     /// It is none, or not one to trust.
-    #[error("read the ring {}: {why}", path.display())]
+    #[error("read the ring {}: {why}", shown(path))]
     Refused {
         /// Its file.
         path: PathBuf,
         /// Why.
         why: &'static str,
     },
+}
+
+fn shown(path: &Path) -> String {
+    in_one_line(&path.to_string_lossy())
 }
 
 /// A ring whose sizes hold.

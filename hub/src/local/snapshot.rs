@@ -19,6 +19,7 @@ use super::pages::{Page, Pages, WriterKey, pages_of, untold};
 use super::process::ProcessId;
 use super::ring::{RingError, RingFile};
 use super::rings::{Found, rings_here};
+use crate::stream::in_one_line;
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -34,8 +35,9 @@ pub enum SnapshotError {
     },
     /// It has left nothing.
     #[error(
-        "take a snapshot of process {pid}: its ring {ring} holds no record of it now; a drain has \
-         taken all, or it has called no function with a hook"
+        "take a snapshot of process {pid}: its ring {} holds no record of it now; a drain has \
+         taken all, or it has called no function with a hook",
+        in_one_line(ring)
     )]
     Empty {
         /// Its pid.

@@ -94,6 +94,9 @@ impl Life {
     /// Adds a block; which of its numbers had come before.
     fn add(&mut self, block: &BlockHeader, late: bool) -> Vec<Range<u64>> {
         let mut new = Span::of(block);
+        if block.numbered == 0 && self.spans.last().is_some_and(|last| last.end > new.first) {
+            return Vec::new();
+        }
         let at = self.spans.partition_point(|span| span.first <= new.first);
         if at == 0 {
             self.late = late;
@@ -149,7 +152,8 @@ impl Books {
     /// Takes note of a block that a machine sent; which of its numbers had come before. `late` where
     /// its stream is not the first of its ring that there was.
     pub fn add(&self, machine: u64, block: &BlockHeader, late: bool) -> Vec<Range<u64>> {
-        if block.numbered == 0 {
+        // A block of nothing but a drain's notes tells what its writer dropped behind all it stored.
+        if block.numbered == 0 && (block.first == 0 || block.lost_total == 0) {
             return Vec::new();
         }
         let mut state = self.lock();
@@ -195,5 +199,97 @@ impl Books {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks as (first, numbered, first time, lost before).
+    type Blocks<'a> = &'a [(u64, u32, u64, u64)];
+
+    fn add(books: &Books, late: bool, blocks: Blocks<'_>) -> Vec<u64> {
+        let add = |&(first, numbered, first_ts, lost_total): &(u64, u32, u64, u64)| {
+            let (pid, tid) = (7, 1);
+            let header = BlockHeader {
+                pid,
+                tid,
+                first,
+                numbered,
+                first_ts,
+                lost_total,
+                ..Default::default()
+            };
+            books.add(0, &header, late).into_iter().map(|range| range.end - range.start).sum()
+        };
+        blocks.iter().map(add).collect()
+    }
+
+    #[test]
+    fn what_a_second_drain_sends_again_is_known_in_whatever_order_it_comes() {
+        let one: Blocks<'_> = &[(0, 10, 5, 0), (10, 10, 6, 0), (20, 10, 7, 0)];
+        let other: Blocks<'_> = &[(10, 15, 6, 0), (25, 15, 8, 0)];
+        for (first, second) in [(one, other), (other, one)] {
+            let books = Books::default();
+            assert_eq!(add(&books, false, first).iter().sum::<u64>(), 0);
+            assert_eq!(add(&books, false, second).iter().sum::<u64>(), 20);
+            assert_eq!(books.lost_between(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_missing_between_two_streams_is_no_loss_of_the_writer() {
+        let books = Books::default();
+        add(&books, false, &[(0, 10, 5, 0)]);
+        add(&books, true, &[(40, 10, 9, 25), (50, 1, 10, 25)]);
+        // 5 records that no stream has, and 25 that the writer dropped.
+        assert_eq!(books.lost_between(), 30);
+        books.count(&Tally { missing_records: 5, ..Tally::default() });
+        assert_eq!(books.lost_between(), 25);
+    }
+
+    #[test]
+    fn what_a_writer_dropped_behind_its_last_record_is_known_by_the_note_of_a_drain() {
+        let books = Books::default();
+        add(&books, false, &[(0, 10, 5, 0), (50, 0, 9, 40)]);
+        assert_eq!(books.lost_between(), 40);
+        // One that tells less, of before.
+        assert_eq!(add(&books, true, &[(5, 0, 9, 2)]), [0]);
+        assert_eq!(books.lost_between(), 40);
+    }
+
+    #[test]
+    fn what_other_drains_had_before_the_first_stream_is_not_missed() {
+        let books = Books::default();
+        add(&books, true, &[(400, 10, 9, 25), (410, 10, 10, 25)]);
+        assert_eq!(books.lost_between(), 0);
+    }
+
+    #[test]
+    fn a_thread_id_that_is_used_again_is_another_writer() {
+        let books = Books::default();
+        let lives: Blocks<'_> = &[(0, 10, 5, 0), (0, 10, 99, 0), (10, 5, 100, 0)];
+        assert_eq!(add(&books, false, lives), [0, 0, 0]);
+        // The end of the former life again, then the later one.
+        assert_eq!(add(&books, true, &[(5, 5, 8, 0), (0, 10, 99, 0)]), [5, 10]);
+        assert_eq!(books.lost_between(), 0);
+    }
+
+    #[test]
+    fn a_writer_that_drops_all_the_time_costs_no_memory() {
+        let books = Books::default();
+        let blocks: Vec<_> = (0..10_000).map(|at| (at * 10, 4, at, at * 6)).collect();
+        add(&books, false, &blocks);
+        assert_eq!(books.lost_between(), 9_999 * 6);
+        assert!(books.lock().writers.values().flatten().all(|life| life.spans.len() <= MAX_SPANS));
+    }
+
+    #[test]
+    fn a_loss_that_two_streams_tell_is_one() {
+        let books = Books::default();
+        let block = BlockHeader { pid: 7, tid: 1, ..Default::default() };
+        let told = |session, ts| books.told_before(session, (0, &block), (ts, Cause::Full, 5));
+        assert_eq!([told(1, 9), told(1, 9), told(2, 9), told(2, 10)], [false, false, true, false]);
     }
 }

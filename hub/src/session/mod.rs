@@ -228,9 +228,7 @@ impl Session {
     fn take_sender(&mut self, sender: &Sender, chunk: &[u8], host: &dyn Host) {
         if !std::mem::replace(&mut self.tally.named, true) {
             host.say(&sender.to_string());
-            let mut hasher = DefaultHasher::new();
-            (&sender.host, &sender.clock).hash(&mut hasher);
-            self.machine = hasher.finish();
+            self.machine = machine_of(sender);
             self.late |= sender.taken > 0;
             self.offer(Content::Sender(sender.clone()), chunk, Amount::default(), host);
         }
@@ -326,6 +324,17 @@ impl Session {
             _ => {}
         }
     }
+}
+
+/// What tells the machine of a sender from others. Of one that does not say which clock it has nobody
+/// knows whether another stream is of the same, so it has a machine of its own.
+fn machine_of(sender: &Sender) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match (sender.clock.is_empty(), sender.stream) {
+        (true, Some(stream)) => stream.hash(&mut hasher),
+        _ => (&sender.host, &sender.clock).hash(&mut hasher),
+    }
+    hasher.finish()
 }
 
 /// How many enters and exits of a block have these numbers.

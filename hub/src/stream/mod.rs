@@ -7,4 +7,4 @@ mod sender;
 pub use decoder::{Block, Chunk, ChunkDecoder, Item, StreamError};
 pub use frame::FrameError;
 pub(crate) use frame::inflate;
-pub use sender::{Sender, StreamEnd, StreamId, printable};
+pub use sender::{Sender, StreamEnd, StreamId, in_one_line, printable};

@@ -193,8 +193,20 @@ impl StreamEnd {
 
 /// Text from the other side with nothing in it that a terminal would act on.
 pub fn printable(text: &[u8]) -> String {
-    let plain = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    String::from_utf8_lossy(text).chars().take(MAX_TEXT).map(plain).collect()
+    in_one_line(&String::from_utf8_lossy(text).chars().take(MAX_TEXT).collect::<String>())
+}
+
+/// Text that others chose, such as the name of a ring, as part of a line: what would end the line, or
+/// do something to a terminal, stands as `\x0a`, as the drain writes it.
+pub fn in_one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() {
+            true => line.push_str(&format!("\\x{:02x}", u32::from(c))),
+            false => line.push(c),
+        }
+    }
+    line
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
@@ -224,10 +236,7 @@ mod tests {
             (999, b"later"),
         ]);
         let sender = Sender::parse(&bytes);
-        assert_eq!(
-            sender.to_string(),
-            "/bin/app (pid 7) on board\u{fffd}[2J, aarch64, build-id ab01"
-        );
+        assert_eq!(sender.to_string(), "/bin/app (pid 7) on board\\x1b[2J, aarch64, build-id ab01");
         let json = serde_json::to_string(&sender.to_json()).expect("JSON");
         assert!(json.contains(r#""exe":"/bin/app""#) && json.contains(r#""pid":7"#), "{json}");
         assert!(!json.contains("secret") && !json.contains("service"), "{json}");

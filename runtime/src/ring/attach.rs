@@ -156,6 +156,9 @@ impl Drop for AttachLock {
 
 fn open_or_create() -> Result<Mapped, &'static [u8]> {
     let name = config::get().ring_name.as_bytes();
+    if name.is_empty() {
+        return Err(b"its name is empty");
+    }
     if name.contains(&b'/') {
         return Err(b"its name holds a slash behind the first byte");
     }

@@ -1,0 +1,106 @@
+//! A drain that was killed, and the one that goes on for it: two streams of one ring.
+
+mod common;
+
+use std::io::Write;
+use std::net::SocketAddr;
+
+use callsight_format::*;
+use common::packed::*;
+use common::server::*;
+use common::{chunk, fields};
+
+/// A drain that says which clock its machine has, and what others had taken of its ring.
+fn drain(at: SocketAddr, stream: u8, clock: &[u8], taken: u64) -> Device {
+    let (id, taken) = (stream_id(stream), taken.to_le_bytes());
+    let said = [(HELLO_CLOCK, clock), (HELLO_STREAM, &id[..]), (HELLO_TAKEN, &taken[..])];
+    let mut device = Device { socket: connect(at, LE), acknowledged: Vec::new() };
+    device.socket.write_all(&chunk(CHUNK_HELLO, &fields(&said), LE)).expect("send");
+    assert_eq!(device.hear().map(|(kind, _)| kind), Some(REPLY_GREETING));
+    assert_eq!(device.hear().map(|(kind, _)| kind), Some(REPLY_ACKNOWLEDGE));
+    device.acknowledged.push(0);
+    device
+}
+
+/// The last line of a server.
+fn total(served: &Served) -> String {
+    served.totals.to_string()
+}
+
+/// A drain sends 60 events and is killed; the next one begins behind the first `behind` of them, and
+/// sends up to the 120th.
+fn restarted(clocks: [&'static [u8]; 2], behind: u64) -> Served {
+    serve(None, |at| {
+        let mut writer = Writer::new(1);
+        let mut first = drain(at, 1, clocks[0], 0);
+        (1..=3).for_each(|number| first.send(&writer.block(number, 10)));
+        first.wait_for(3);
+        drop(first);
+        let mut second = drain(at, 2, clocks[1], behind);
+        writer.next = behind;
+        let calls = (120 - behind) / 2;
+        second.send(&writer.block(1, calls));
+        second.end(1, 2 * calls);
+    })
+}
+
+#[test]
+fn what_a_restarted_drain_sends_again_is_in_the_total_once() {
+    for (behind, line) in [
+        (60, "2 streams, 120 events, 0 dropped, unaccounted=0"),
+        (40, "2 streams, 120 events (20 of them came twice), 0 dropped, unaccounted=0"),
+        (34, "2 streams, 120 events (26 of them came twice), 0 dropped, unaccounted=0"),
+        (0, "2 streams, 120 events (60 of them came twice), 0 dropped, unaccounted=0"),
+    ] {
+        let served = restarted([b"boot", b"boot"], behind);
+        assert_eq!(total(&served), line);
+        assert!(behind == 60 || served.said("came in another stream, too"), "{:?}", served.lines);
+    }
+}
+
+#[test]
+fn the_same_numbers_on_two_machines_are_two_programs() {
+    for clocks in [[&b"one"[..], &b"other"[..]], [b"", b""]] {
+        let served = restarted(clocks, 0);
+        assert_eq!(total(&served), "2 streams, 180 events, 0 dropped, unaccounted=0");
+    }
+}
+
+#[test]
+fn a_loss_that_both_drains_tell_is_counted_once() {
+    let note = LossNote { cause: Cause::Full as u32, events: 7, first: 1, last: 2 }.to_bytes();
+    let bytes = [&(note.len() as u16).to_le_bytes()[..], &note].concat();
+    let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+    let pieces = (0..note_records(note.len())).map(|index| {
+        let (func, call_site) = note_words(NOTE_LOSS, index, byte);
+        Event { ts: 5, func, call_site, tid: 1, kind: KIND_MARKER, ..Event::default() }
+    });
+    let notes: Vec<Event> = pieces.collect();
+    let served = serve(None, |at| {
+        for stream in [1, 2] {
+            let mut writer = Writer::new(1);
+            let mut device = drain(at, stream, b"boot", 0);
+            device.send(&writer.block_with(1, 10, &notes));
+            device.wait_for(1);
+        }
+    });
+    let line = "2 streams, 20 events (20 of them came twice), 7 dropped, unaccounted=0";
+    assert_eq!(total(&served), line);
+}
+
+#[test]
+fn what_was_lost_between_two_streams_is_in_the_total() {
+    let served = serve(None, |at| {
+        let mut writer = Writer::new(1);
+        let mut first = drain(at, 1, b"boot", 0);
+        first.send(&writer.block(1, 10));
+        first.wait_for(1);
+        drop(first);
+        let mut second = drain(at, 2, b"boot", 50);
+        // 30 were given back and never came; 12 the writer dropped, and its note was among them.
+        (writer.next, writer.lost_total) = (20 + 30 + 12, 12);
+        second.send(&writer.block(1, 10));
+        second.end(1, 20);
+    });
+    assert_eq!(total(&served), "2 streams, 40 events, 42 dropped, unaccounted=0");
+}
