@@ -162,8 +162,18 @@ pub fn pause() {
 }
 
 /// The ring does not say pause (any more).
+#[inline(always)]
 pub fn resume() {
-    if sink() == Sink::Ring && PAGE.direct.load(Relaxed) == 0 && clock::is_ticks() {
+    // All that a hook that turns a page asks here.
+    if PAGE.direct.load(Relaxed) == 0 {
+        store_directly();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn store_directly() {
+    if sink() == Sink::Ring && clock::is_ticks() {
         PAGE.direct.store(generation(), Relaxed);
     }
 }
