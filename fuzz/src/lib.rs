@@ -19,7 +19,8 @@ pub use resync::resync;
 pub use script::chunk;
 pub use wire::wire;
 
-// Where the file of the configuration looks for them.
+// Where the files that are taken look for them.
+use callsight_hub::stream;
 use config::{Error, vendor};
 
 /// A target: its name, and what runs it.
