@@ -61,6 +61,7 @@
 #include "stream/ring.h"
 #include "stream/pages.h"
 #include "stream/look.h"
+#include "stream/rest.h"
 #include "stream/move.h"
 #include "stream/names.h"
 #include "stream/pool.h"
@@ -103,32 +104,6 @@ static void say_sink(const struct outlet *outlet, const struct sink *sink, const
         (int64_t)(outlet->events - sink->delivered - dropped));
 }
 
-/* Enters and exits that no sink has and the ring still holds; `told` are the losses that their notes
- * tell. */
-static uint64_t kept_in_ring(const struct outlet *outlet, uint64_t *told)
-{
-    uint64_t events = 0;
-    *told = 0;
-    for (const struct parcel *at = outlet->oldest; at != NULL; at = at->next) {
-        events += at->events;
-        for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
-            *told += at->told.events[cause];
-    }
-    return events;
-}
-
-/* Takes out of the counts of the only sink what the next drain will find: that is not lost. */
-static void uncount_kept(struct outlet *outlet, struct sink *sink, uint64_t kept)
-{
-    for (uint32_t at = 0; at < CALLSIGHT_CAUSES; at++) {
-        uint64_t *dropped = &sink->dropped[(CALLSIGHT_CAUSE_UNACKED + at) % CALLSIGHT_CAUSES];
-        uint64_t events = *dropped < kept ? *dropped : kept;
-        *dropped -= events;
-        outlet->events -= events;
-        kept -= events;
-    }
-}
-
 /* Where there is one sink, what it did not get was not forwarded. */
 static void count_sink(struct counts *counts, const struct sink *sink)
 {
@@ -144,7 +119,6 @@ static int drain_ring(struct ring *ring, struct outlet *outlet)
     struct sink *live = &outlet->live.sink, *save = &outlet->save.sink;
     struct sink *only = save->on ? save : live;
     struct counts counts;
-    uint64_t told;
     uint32_t reason;
     int is_first = load64(&ring->header->tail) == 0;
     if (ring->version == CALLSIGHT_RING_VERSION)
@@ -152,13 +126,11 @@ static int drain_ring(struct ring *ring, struct outlet *outlet)
     else
         reason = drain_bytes(ring, outlet, &counts);
     release_claim();
-    uint64_t kept = kept_in_ring(outlet, &told);
     uint64_t rest = counts.emitted - counts.delivered - sum_dropped(&counts);
     if (reason != CALLSIGHT_END_DONE && ring->version == CALLSIGHT_RING_VERSION)
-        rest = calls_in_pages(ring)
-               + (is_first ? dropped_in_ring(ring) - sum_dropped(&counts) : counts.untold + told);
+        rest = left_to_next(ring, outlet, &counts, is_first);
     if (live->on != save->on) {
-        uncount_kept(outlet, only, kept);
+        uncount_kept_of(outlet, only);
         count_sink(&counts, only);
     }
     /* A server alone that has everything has as many as the last line says. */

@@ -143,34 +143,3 @@ static void sort_pages(struct pool *pool)
     sorted_pool = pool;
     qsort(pool->order, pool->order_count, sizeof pool->order[0], compare_pages);
 }
-
-/* Events dropped in a ring's whole life, told or not. */
-static uint64_t dropped_in_ring(const struct ring *ring)
-{
-    const unsigned char *writers = ring->map + CALLSIGHT_RING_WRITERS_OFFSET;
-    uint64_t dropped = load64(&ring->control->no_slot);
-    for (int cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
-        dropped += load64(&ring->control->retired_dropped[cause]);
-    for (uint32_t index = 0; index < ring->layout.slot_count; index++)
-        dropped += total_dropped(
-            (const void *)(writers + (size_t)index * CALLSIGHT_RING_WRITER_BYTES));
-    return dropped;
-}
-
-/* Enters and exits in the pages of a ring that no sink has. */
-static uint64_t calls_in_pages(const struct ring *ring)
-{
-    uint64_t calls = 0;
-    for (uint32_t index = 0; index < ring->layout.page_count; index++) {
-        const unsigned char *page = ring->map + ring->layout.pages_offset
-                                    + (size_t)index * ring->layout.page_bytes;
-        const struct callsight_page_header *header = (const void *)page;
-        uint32_t at = load32(&header->read);
-        if (load64(&header->owner) == 0)
-            continue;
-        for (at = at < PAGE_START ? PAGE_START : at; at < ring->layout.page_bytes;
-             at += EVENT_BYTES)
-            calls += slot_ts(page + at) != 0 && is_call((const void *)(page + at));
-    }
-    return calls;
-}

@@ -139,6 +139,8 @@ static void page_free(struct pool *pool, uint32_t index)
     if (page->known && is_dead(page->pid, page->start, pool->now_ns))
         add_up(pool, page);
     set_bits64(&header->owner, CALLSIGHT_PAGE_RETIRED);
+    /* First: from here on nobody takes what else it says for true (slots_taken). */
+    store32(&header->pid, 0);
     memset((unsigned char *)header + PAGE_START, 0, pool->ring->layout.page_bytes - PAGE_START);
     memset((unsigned char *)header + sizeof header->owner, 0, PAGE_START - sizeof header->owner);
     store64(&header->owner, 0);
@@ -147,7 +149,8 @@ static void page_free(struct pool *pool, uint32_t index)
     memset(page, 0, sizeof *page);
 }
 
-/* Gives back what a parcel holds. */
+/* Gives back what a parcel holds. `tail` is for onlookers: a drain that is killed behind the first
+ * page leaves it as it was, so the next one counts by the pages (slots_taken). */
 static void give_back(struct pool *pool, struct parcel *parcel)
 {
     for (uint32_t at = 0; at < parcel->parts.count; at++) {
@@ -166,7 +169,8 @@ static void give_back(struct pool *pool, struct parcel *parcel)
 #define PAGES_TO_HOLD 64u
 
 /* Gives back all that the sinks have. What they have not is given back too when it is more than
- * half of the ring: the traced processes would lose events before the sinks do. */
+ * half of the ring: the traced processes would lose events before the sinks do. When no sink works
+ * any more, it stays for the next drain. */
 static void pool_release(struct pool *pool)
 {
     struct outlet *outlet = pool->outlet;
@@ -174,7 +178,8 @@ static void pool_release(struct pool *pool)
     struct parcel *parcel;
     if (outlet->open_pages > half / 2)
         outlet_seal_all(outlet);
-    while ((parcel = outlet_release(outlet, pool->held - outlet->open_pages > half)) != NULL)
+    while ((parcel = outlet_release(outlet, !outlet_is_dead(outlet)
+                                               && pool->held - outlet->open_pages > half)) != NULL)
         give_back(pool, parcel);
 }
 

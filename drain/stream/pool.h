@@ -272,7 +272,9 @@ static void count(const struct pool *pool, struct counts *counts)
             counts->dropped[cause] += events;
             dropped += events;
         }
-        counts->untold += dropped > told ? dropped - told : 0;
+        /* The last losses of one that died are told, and a sink may not have them yet. */
+        if (pool->slots[index].told_at == 0)
+            counts->untold += dropped > told ? dropped - told : 0;
         counts->emitted += dropped;
     }
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
@@ -316,12 +318,47 @@ static void tell_dropped(struct pool *pool)
     store64(&pool->ring->header->dropped, dropped);
 }
 
+/* Slots that were taken from the ring so far, torn ones too: by what its pages say, each of which
+ * changes in one step, so that it holds wherever a drain was killed. */
+static uint64_t slots_taken(const struct pool *pool)
+{
+    static uint64_t oldest[MAX_SLOTS], taken[MAX_SLOTS];
+    const struct layout *layout = &pool->ring->layout;
+    const struct callsight_ring_control *control = pool->ring->control;
+    uint64_t sum = load64(&control->retired_emitted);
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
+        if (cause != CALLSIGHT_CAUSE_TORN)
+            sum -= load64(&control->retired_dropped[cause]);
+    /* Before the pages: what is counted here by then is in one that will be met, or was taken. */
+    for (uint32_t slot = 0; slot < layout->slot_count; slot++) {
+        int used = load32(&writer_at(pool, slot)->pid) != 0;
+        oldest[slot] = taken[slot] = used ? load64(&writer_at(pool, slot)->stored) : 0;
+    }
+    for (uint32_t index = 0; index < layout->page_count; index++) {
+        const struct callsight_page_header *header = page_header(pool, index);
+        uint64_t slot = (load64(&header->owner) & ~CALLSIGHT_PAGE_RETIRED) - 1;
+        if (slot >= layout->slot_count || load32(&header->pid) == 0)
+            continue;
+        uint64_t before = load64(&header->first) - load64(&header->lost_total);
+        uint32_t read = load32(&header->read);
+        if (before > oldest[slot])
+            continue;
+        oldest[slot] = before;
+        taken[slot] = before + (read > PAGE_START ? (read - PAGE_START) / EVENT_BYTES : 0);
+    }
+    for (uint32_t slot = 0; slot < layout->slot_count; slot++)
+        sum += taken[slot];
+    return sum;
+}
+
 /* Learns what earlier drains of the ring have done. */
 static void take_over(struct pool *pool)
 {
     const struct callsight_ring_control *control = pool->ring->control;
     struct counts counts;
-    pool->delivered_before = load64(&pool->ring->header->tail) / EVENT_BYTES;
+    pool->delivered_before =
+        slots_taken(pool) - load64(&control->retired_dropped[CALLSIGHT_CAUSE_TORN]);
+    store64(&pool->ring->header->tail, pool->delivered_before * EVENT_BYTES);
     pool->taken_over = pool->delivered_before != 0 || load64(&control->retired_emitted) != 0
                        || load64(&control->retired_dropped[CALLSIGHT_CAUSE_TORN]) != 0;
     count(pool, &counts);
@@ -466,21 +503,6 @@ static uint32_t pool_run(struct pool *pool)
     return CALLSIGHT_END_STOPPED;
 }
 
-/* Takes out of the counts what no sink has, and is in the ring for the next drain; so are the losses
- * that its notes tell, where there will be one. */
-static void uncount_unsettled(struct pool *pool, uint32_t reason, struct counts *counts)
-{
-    pool_release(pool);
-    for (const struct parcel *at = pool->outlet->oldest; at != NULL; at = at->next) {
-        counts->delivered -= at->records;
-        counts->events -= at->events;
-        if (reason == CALLSIGHT_END_DONE)
-            continue;
-        for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
-            counts->dropped[cause] -= at->told.events[cause];
-    }
-}
-
 /* Does what the server asks of the traced processes: records, pauses or stops. */
 static void obey(uint32_t wanted)
 {
@@ -512,6 +534,7 @@ static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct cou
     const struct fields *end = make_end(reason, counts, outlet->blocks);
     outlet_finish(outlet, end);
     outlet_finish_save(outlet, end);
-    uncount_unsettled(&pool, reason, counts);
+    pool_release(&pool);
+    uncount_kept(outlet, reason, counts);
     return reason;
 }

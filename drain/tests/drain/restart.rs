@@ -1,13 +1,23 @@
 //! One drain after another on the same ring, and two at once.
 
-use callsight_format::{END_DONE, END_STOPPED, EVENT_BYTES, RingControl};
+use callsight_format::{
+    END_DONE, END_STOPPED, EVENT_BYTES, PAGE_RETIRED, PageHeader, RingControl, RingLayout,
+};
 use std::mem::offset_of;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::support::{Capture, Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
 
 fn functions(capture: &Capture) -> Vec<u64> {
     capture.calls_of(9).iter().map(|event| event.func).collect()
+}
+
+/// As a drain leaves a page of the first writer that is killed while it frees it.
+fn leave_half_freed(ring: &Ring, page: u32) {
+    let at = ring.page(page);
+    ring.free_bits(page).fetch_and(!(1 << (page % 64)), AcqRel);
+    ring.u64(at + offset_of!(PageHeader, owner)).store(PAGE_RETIRED | 1, Relaxed);
+    ring.u32(at + offset_of!(PageHeader, read)).store(RingLayout::of(1 << 20).page_bytes, Relaxed);
 }
 
 /// A drain ended by `signal` and its successor together bring every event once.
@@ -42,10 +52,15 @@ fn one_after_another(name: &str, signal: i32) {
     assert!(ring.path().exists());
     let claims = ring.control(offset_of!(RingControl, drain_start)).load(Acquire) != 0;
     assert_eq!(claims, signal == libc::SIGKILL, "it gives its claim back if it can");
+    if signal == libc::SIGKILL {
+        ring.u64(tail).store(0, Relaxed);
+        leave_half_freed(&ring, 63);
+    }
     store(2000);
     let drain = Drain::start(&drain_binary(), &ring.name, server.port);
     drop(process);
     drain.end_well();
+    assert_eq!(ring.u64(tail).load(Acquire), 5007 * 32);
     let (first, second) = (server.whole(0), server.whole(1));
     assert_eq!(functions(&first), (1..=3007).collect::<Vec<_>>());
     assert_eq!(functions(&second), (3008..=5007).collect::<Vec<_>>());

@@ -276,11 +276,11 @@ impl Drain {
     fn page_free(&mut self, ring: &Ring, index: usize) {
         let header = &ring.pages[index];
         header.owner.fetch_or(PAGE_RETIRED, AcqRel);
+        header.pid.store(0, Release);
         for slot in &header.slots {
             slot.write(0);
             slot.ts.store(0, Relaxed);
         }
-        header.pid.store(0, Relaxed);
         header.first.store(0, Relaxed);
         header.read.store(0, Relaxed);
         header.lost_total.store(0, Relaxed);

@@ -1,0 +1,95 @@
+/* What a drain leaves in its ring for the next one.
+ *
+ * In: the parcels that no sink has, and the ring as it is then. Out: the counts without them, and how
+ * many events are in no count of this drain. Nothing of it is lost, and nothing is told twice.
+ */
+
+/* What is held by parcels that were not given back. */
+struct kept {
+    uint64_t records;
+    uint64_t events; /* enters and exits */
+    struct told told;
+};
+
+static struct kept outlet_kept(const struct outlet *outlet)
+{
+    struct kept kept;
+    memset(&kept, 0, sizeof kept);
+    for (const struct parcel *at = outlet->oldest; at != NULL; at = at->next) {
+        kept.records += at->records;
+        kept.events += at->events;
+        for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
+            kept.told.events[cause] += at->told.events[cause];
+    }
+    return kept;
+}
+
+/* Takes out of the counts what no sink has; so are the losses that its notes tell, where there will
+ * be a next drain. */
+static void uncount_kept(const struct outlet *outlet, uint32_t reason, struct counts *counts)
+{
+    struct kept kept = outlet_kept(outlet);
+    counts->delivered -= kept.records;
+    counts->events -= kept.events;
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES && reason != CALLSIGHT_END_DONE; cause++)
+        counts->dropped[cause] -= kept.told.events[cause];
+}
+
+/* As uncount_kept, of the only sink's own counts. */
+static void uncount_kept_of(struct outlet *outlet, struct sink *sink)
+{
+    uint64_t kept = outlet_kept(outlet).events;
+    for (uint32_t at = 0; at < CALLSIGHT_CAUSES; at++) {
+        uint64_t *dropped = &sink->dropped[(CALLSIGHT_CAUSE_UNACKED + at) % CALLSIGHT_CAUSES];
+        uint64_t events = *dropped < kept ? *dropped : kept;
+        *dropped -= events;
+        outlet->events -= events;
+        kept -= events;
+    }
+}
+
+/* Events dropped in a ring's whole life, told or not. */
+static uint64_t dropped_in_ring(const struct ring *ring)
+{
+    const unsigned char *writers = ring->map + CALLSIGHT_RING_WRITERS_OFFSET;
+    uint64_t dropped = load64(&ring->control->no_slot);
+    for (int cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
+        dropped += load64(&ring->control->retired_dropped[cause]);
+    for (uint32_t index = 0; index < ring->layout.slot_count; index++)
+        dropped += total_dropped(
+            (const void *)(writers + (size_t)index * CALLSIGHT_RING_WRITER_BYTES));
+    return dropped;
+}
+
+/* Enters and exits in the pages of a ring that no sink has. */
+static uint64_t calls_in_pages(const struct ring *ring)
+{
+    uint64_t calls = 0;
+    for (uint32_t index = 0; index < ring->layout.page_count; index++) {
+        const unsigned char *page = ring->map + ring->layout.pages_offset
+                                    + (size_t)index * ring->layout.page_bytes;
+        const struct callsight_page_header *header = (const void *)page;
+        uint32_t at = load32(&header->read);
+        if (load64(&header->owner) == 0)
+            continue;
+        for (at = at < PAGE_START ? PAGE_START : at; at < ring->layout.page_bytes;
+             at += EVENT_BYTES)
+            calls += slot_ts(page + at) != 0 && is_call((const void *)(page + at));
+    }
+    return calls;
+}
+
+/* What a stopped drain of a version 3 ring has not counted: calls in pages, and losses that the next
+ * one will tell. */
+static uint64_t left_to_next(const struct ring *ring, const struct outlet *outlet,
+                             const struct counts *counts, int is_first)
+{
+    struct kept kept = outlet_kept(outlet);
+    uint64_t losses = counts->untold;
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
+        losses += kept.told.events[cause];
+    /* What is lost meanwhile is known where all of the ring's losses are this drain's. */
+    if (is_first)
+        losses = dropped_in_ring(ring) - sum_dropped(counts);
+    return calls_in_pages(ring) + losses;
+}
