@@ -1,7 +1,7 @@
 //! Directories and files → groups of segments, each in the order it was written.
 //!
-//! A group is everything one process or one stream left behind. Streams of one ring are one: the
-//! drain was stopped and started again in between. A file that cannot be used is a notice where its
+//! A group is everything one process or one stream left behind. Streams of one ring are one, wherever
+//! they are: the drain was stopped and started again in between, or had two sinks. A file that cannot be used is a notice where its
 //! directory was named, and an error where it was named itself. Reads headers only; knows nothing
 //! of events.
 
@@ -17,6 +17,7 @@ use callsight_format::{
 
 use crate::Error;
 use crate::chunks::begins_with_chunk;
+use crate::streams::arrange;
 
 /// The files of a request.
 #[derive(Debug, Default)]
@@ -63,6 +64,11 @@ pub struct Segment {
     pub missing_before: u32,
     /// Whether it is the first of a stream that takes up where another one ended.
     pub resumed: bool,
+    /// Which stream of its group it is of, and which of the captures, of which several may hold the same
+    /// stream.
+    pub stream: u32,
+    /// See `stream`.
+    pub capture: u32,
 }
 
 impl Capture {
@@ -91,6 +97,11 @@ impl Segment {
 }
 
 impl Group {
+    /// How many segments are not there, as far as the numbers of the others tell.
+    pub fn missing_segments(&self) -> u64 {
+        self.segments.iter().map(|segment| u64::from(segment.missing_before)).sum()
+    }
+
     /// Whether its times are clock ticks rather than ns.
     pub fn in_ticks(&self) -> bool {
         self.origin.flags & FLAG_TICKS != 0
@@ -107,7 +118,7 @@ impl Group {
 
 /// What belongs together. Files of another start of the clock words are of another process (or
 /// another stream) that was given the same number. In mapped files process notes say so better.
-/// Streams whose clock started at the same tick of the same ns are of one ring.
+/// Streams whose clock started at the same tick of the same ns are of one ring, in any directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
     directory: PathBuf,
@@ -122,7 +133,7 @@ type OriginKey = (u64, u64, u64, u64, u32);
 
 #[derive(Default)]
 struct Finder {
-    found: BTreeMap<GroupKey, Vec<(Place, Segment)>>,
+    found: BTreeMap<GroupKey, Vec<Placed>>,
     capture: Capture,
     seen: BTreeSet<PathBuf>,
     files: usize,
@@ -131,6 +142,9 @@ struct Finder {
 /// Where a segment stands in its group: stream, segment, thread. A process of ours has one
 /// numbering for all threads, the reference one a thread; this order is right for both.
 type Place = (u32, u32, u32);
+
+/// A segment and where it stands.
+type Placed = (Place, Segment);
 
 enum Opened {
     Events { header: FileHeader, order: ByteOrder, bytes: u64 },
@@ -216,13 +230,22 @@ impl Finder {
         let stream = if streamed { id } else { 0 };
         let place = name.map_or((stream, header.seq, 0), |name| (stream, name.seq, name.tid));
         let seq = name.map_or(header.seq, |name| name.seq);
-        let segment =
-            Segment { path, header, seq, bytes, order, missing_before: 0, resumed: false };
+        let segment = Segment {
+            path,
+            header,
+            seq,
+            bytes,
+            order,
+            missing_before: 0,
+            resumed: false,
+            stream: 0,
+            capture: 0,
+        };
         self.found.entry(key).or_default().push((place, segment));
     }
 
     fn finish(mut self) -> Result<Capture, Error> {
-        for (key, mut placed) in self.found {
+        for (key, mut placed) in by_ring(self.found) {
             placed.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.path.cmp(&b.1.path)));
             placed.dedup_by(|a, b| a.1.path == b.1.path);
             self.capture.groups.push(group(&key, placed));
@@ -237,31 +260,63 @@ impl Finder {
     }
 }
 
-fn group(key: &GroupKey, placed: Vec<(Place, Segment)>) -> Group {
-    let first = placed.first().map(|(_, segment)| segment.header).unwrap_or_default();
+/// Puts together what several directories have of one ring. Events have no numbers that would show what
+/// is there twice: those of one directory at most.
+fn by_ring(found: BTreeMap<GroupKey, Vec<Placed>>) -> Vec<(GroupKey, Vec<Placed>)> {
+    let is_packed = |placed: &[Placed]| placed.iter().all(|(_, segment)| segment.is_packed());
+    let mut groups: Vec<(GroupKey, Vec<Placed>)> = Vec::new();
+    let mut rings: BTreeMap<OriginKey, usize> = BTreeMap::new();
+    for (key, placed) in found {
+        let is_ring = key.streamed && key.id.is_none();
+        let known = rings.get(&key.clock).copied().filter(|_| is_ring);
+        match known {
+            Some(at) if is_packed(&placed) || is_packed(&groups[at].1) => {
+                groups[at].1.extend(placed);
+            }
+            _ => {
+                if is_ring {
+                    rings.entry(key.clock).or_insert(groups.len());
+                }
+                groups.push((key, placed));
+            }
+        }
+    }
+    groups
+}
+
+fn group(key: &GroupKey, placed: Vec<Placed>) -> Group {
     let first_stream = placed.first().map_or(0, |((stream, ..), _)| *stream);
     let wrapped = placed.iter().any(|(_, segment)| segment.header.flags & FLAG_WRAPPED != 0);
+    let placed = placed.into_iter().map(|((stream, ..), segment)| (stream, segment));
+    let mut segments = match key.streamed {
+        true => arrange(placed.collect()),
+        false => placed.map(|(_, segment)| segment).collect(),
+    };
+    let first = segments.first().map(|segment| segment.header).unwrap_or_default();
     // The reference numbers segments by thread, and skips numbers that are taken.
-    let counted = key.streamed || is_mapped(&first);
-    let (mut next, mut last_stream) = (0, first_stream);
-    let segments = placed.into_iter().map(|((stream, seq, _), mut segment)| {
-        if stream != last_stream {
-            segment.resumed = true;
-            (next, last_stream) = (0, stream);
-        }
-        if counted {
-            segment.missing_before = seq.saturating_sub(next);
-            next = seq.saturating_add(1);
-        }
-        segment
-    });
+    if key.streamed || is_mapped(&first) {
+        number(&mut segments);
+    }
     Group {
         id: key.id.unwrap_or(first_stream),
         streamed: key.streamed,
         mapped: is_mapped(&first),
         origin: first.origin(),
         wrapped,
-        segments: segments.collect(),
+        segments,
+    }
+}
+
+/// Finds what is missing in each capture, and where another stream goes on.
+fn number(segments: &mut [Segment]) {
+    let (mut next, mut last) = (0, (0, 0));
+    for segment in segments {
+        if (segment.stream, segment.capture) != last {
+            segment.resumed = segment.stream != last.0;
+            (next, last) = (0, (segment.stream, segment.capture));
+        }
+        segment.missing_before = segment.seq.saturating_sub(next);
+        next = segment.seq.saturating_add(1);
     }
 }
 

@@ -23,6 +23,7 @@ const READ_BYTES: usize = 256 << 10;
 const MOST_KIND: u32 = 255;
 
 /// A chunk.
+#[derive(Clone, Copy)]
 pub enum Chunk<'a> {
     /// Packed events.
     Block(BlockHeader, &'a [u8]),
@@ -55,6 +56,8 @@ pub struct Chunks<R> {
     at_end: bool,
     zstd: Decompressor<'static>,
     raw: Vec<u8>,
+    /// Type of the chunk in `raw`, and the header of a block.
+    front: Option<(u32, Option<BlockHeader>)>,
     /// What was skipped so far.
     pub damage: Damage,
 }
@@ -77,6 +80,7 @@ impl<R: Read> Chunks<R> {
             at_end: false,
             zstd: Decompressor::new()?,
             raw: Vec::with_capacity(CHUNK_MAX_RAW_BYTES as usize),
+            front: None,
             damage: Damage::default(),
         })
     }
@@ -86,6 +90,19 @@ impl<R: Read> Chunks<R> {
     /// # Errors
     /// The source cannot be read.
     pub fn next(&mut self) -> io::Result<Option<Chunk<'_>>> {
+        self.advance()?;
+        Ok(self.front())
+    }
+
+    /// The chunk that was found last; `None` behind the last one.
+    pub fn front(&self) -> Option<Chunk<'_>> {
+        self.front.map(|(kind, header)| match header {
+            Some(header) => Chunk::Block(header, &self.raw),
+            None => Chunk::Other(kind, &self.raw),
+        })
+    }
+
+    fn advance(&mut self) -> io::Result<()> {
         let mut skipped = 0;
         let found = loop {
             if let Some((kind, header, bytes)) = self.look(skipped > 0)? {
@@ -108,10 +125,8 @@ impl<R: Read> Chunks<R> {
             (None, true) => self.damage.places -= 1,
             _ => (self.damage.bytes, self.damage.cut) = (self.damage.bytes + skipped, false),
         }
-        Ok(found.map(|(kind, header)| match header {
-            Some(header) => Chunk::Block(header, &self.raw),
-            None => Chunk::Other(kind, &self.raw),
-        }))
+        self.front = found;
+        Ok(())
     }
 
     /// The chunk at the front. Behind damage only one of a known type counts.

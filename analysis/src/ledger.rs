@@ -32,10 +32,19 @@ pub struct Ledger {
     pub missing_blocks: u64,
     /// Dropped as the ends of the streams tell, by cause, less what their own notes tell.
     pub untold: [u64; CAUSES],
+    /// What notes tell for other causes than the ends of their streams: for which, and for which the
+    /// ends do. A writer's own note says `full`, whatever kept it from storing.
+    pub misnamed: [u64; CAUSES],
+    /// See `misnamed`.
+    pub named: [u64; CAUSES],
     /// Dropped as the last blocks of the writers tell, for the causes that blocks tell.
     pub told_by_blocks: [u64; CAUSES],
+    /// The same for all other causes together.
+    pub others_by_blocks: u64,
     /// Dropped by those who sent and stored the streams, by cause.
     pub sinks: [Dropped; CAUSES],
+    /// Whether records that have no numbers are missing: nobody knows between which of them.
+    pub unnumbered_gaps: bool,
     /// Whether every stream has an end, which says what was emitted.
     pub all_ended: bool,
     /// Whether the drain of the last stream was told to end before the ring's programs had ended.
@@ -55,12 +64,13 @@ pub struct Dropped {
 
 impl Ledger {
     /// Adds what the last block of a writer says that it had dropped: `full`, `reentrant`, `fork`,
-    /// `torn`.
-    pub fn add_told_by_block(&mut self, lost: [u32; 4]) {
+    /// `torn`, and for all other causes.
+    pub fn add_told_by_block(&mut self, lost: [u32; 4], others: u64) {
         let causes = [Cause::Full, Cause::Reentrant, Cause::Fork, Cause::Torn];
         for (cause, lost) in causes.into_iter().zip(lost) {
             self.told_by_blocks[cause as usize] += u64::from(lost);
         }
+        self.others_by_blocks = self.others_by_blocks.saturating_add(others);
     }
 }
 
@@ -148,20 +158,27 @@ impl Stream {
         self.sinks.insert((file, SINK_DROPPED), dropped_by_sink(fields, SINK_DROPPED));
     }
 
-    /// Adds what is known of it, to the sums over the streams before it.
-    pub fn settle(&self, ledger: &mut Ledger) {
+    /// Adds what is known of it, to the sums over the streams before it. It came in so many `captures`.
+    pub fn settle(&self, captures: usize, ledger: &mut Ledger) {
         ledger.missing_blocks = ledger.missing_blocks.saturating_add(self.missing_blocks);
         ledger.broken_off = !self.is_file_of_events && !self.closed && self.end.is_none();
-        self.sinks.values().for_each(|sink| add(&mut ledger.sinks, sink));
+        match self.end {
+            // Then what is missing tells how much of it no capture has.
+            Some(_) => self.sinks.values().for_each(|sink| add(&mut ledger.sinks, sink)),
+            None => self
+                .least_dropped(captures)
+                .into_iter()
+                .for_each(|sink| add(&mut ledger.sinks, sink)),
+        }
+        let dropped = self.sinks.values().flatten().any(|dropped| dropped.records > 0);
+        ledger.unnumbered_gaps |= self.unnumbered > 0 && (dropped || self.gaps > 0);
         ledger.left_in_ring = 0;
         ledger.stopped = self.end.as_ref().is_some_and(|end| !end.done);
         let Some(End { done, emitted: Some(emitted), dropped }) = &self.end else {
             ledger.all_ended = false;
             return;
         };
-        for (untold, (all, told)) in ledger.untold.iter_mut().zip(dropped.iter().zip(&self.told)) {
-            *untold = untold.saturating_add(all.saturating_sub(*told));
-        }
+        self.match_notes(dropped, ledger);
         let torn = Cause::Torn as usize;
         let untold_torn = dropped[torn].saturating_sub(self.told[torn]);
         let known = self.came.saturating_add(sum(dropped)).saturating_add(self.gaps);
@@ -170,7 +187,10 @@ impl Stream {
             (true, true) => {
                 ledger.unaccounted = ledger.unaccounted.saturating_add_unsigned(missing);
             }
-            (true, false) => ledger.hidden = ledger.hidden.saturating_add(missing),
+            (true, false) => {
+                ledger.hidden = ledger.hidden.saturating_add(missing);
+                ledger.unnumbered_gaps |= self.unnumbered > 0 && missing > 0;
+            }
             // What is not here is in the ring still, but for what was dropped on the way.
             (false, _) => {
                 let sinks = self.sinks.values().flatten().map(|dropped| dropped.records);
@@ -191,6 +211,33 @@ impl Stream {
         }
     }
 
+    /// What the capture lacks that lacks least, where each says that of itself.
+    fn least_dropped(&self, captures: usize) -> Option<&[Dropped; CAUSES]> {
+        let records = |sink: &[Dropped; CAUSES]| {
+            sink.iter().fold(0u64, |sum, dropped| sum.saturating_add(dropped.records))
+        };
+        let least = self.sinks.values().min_by_key(|sink| records(sink));
+        least.filter(|_| self.sinks.len() >= captures)
+    }
+
+    /// Compares what its notes tell with what its end does: what is told for another cause is the
+    /// same loss, but for torn records, which are always told as that.
+    fn match_notes(&self, dropped: &[u64; CAUSES], ledger: &mut Ledger) {
+        let beyond = |some: &[u64; CAUSES], others: &[u64; CAUSES]| -> [u64; CAUSES] {
+            std::array::from_fn(|cause| some[cause].saturating_sub(others[cause]))
+        };
+        let mut untold = beyond(dropped, &self.told);
+        let mut misnamed = beyond(&self.told, dropped);
+        let torn = Cause::Torn as usize;
+        misnamed[torn] = 0;
+        ledger.untold[torn] = ledger.untold[torn].saturating_add(std::mem::take(&mut untold[torn]));
+        let same = sum(&untold).min(sum(&misnamed));
+        let named = up_to(&untold, same);
+        add_to(&mut ledger.misnamed, &up_to(&misnamed, same));
+        add_to(&mut ledger.named, &named);
+        add_to(&mut ledger.untold, &beyond(&untold, &named));
+    }
+
     /// Whether each chunk of it came; those without numbers may have been any.
     fn misses_nothing(&self) -> bool {
         self.missing_blocks == 0 && self.unnumbered == 0
@@ -200,6 +247,23 @@ impl Stream {
 /// The sum over all causes.
 pub fn sum(dropped: &[u64; CAUSES]) -> u64 {
     dropped.iter().fold(0, |sum, events| sum.saturating_add(*events))
+}
+
+/// The first of these, `most` in sum.
+pub fn up_to(dropped: &[u64; CAUSES], most: u64) -> [u64; CAUSES] {
+    let mut left = most;
+    dropped.map(|events| {
+        let kept = events.min(left);
+        left -= kept;
+        kept
+    })
+}
+
+/// Adds up cause by cause.
+pub fn add_to(sums: &mut [u64; CAUSES], more: &[u64; CAUSES]) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum = sum.saturating_add(*more);
+    }
 }
 
 fn add(sums: &mut [Dropped; CAUSES], more: &[Dropped; CAUSES]) {

@@ -63,6 +63,8 @@ pub struct Life {
     /// Time of the last clock anchor, while it may be the one an orderly end leaves: the others
     /// stand before an event whose clock was read first.
     closing_anchor: Option<u64>,
+    /// Places where events of any thread may be missing, as far as its stack knows.
+    doubts: u64,
 }
 
 /// Matches all calls of `group`.
@@ -99,6 +101,7 @@ fn match_up_to<'s>(
         current: None,
         functions: 0,
         most,
+        doubts: 0,
         resumed: false,
         matched: Matched {
             lives: Vec::new(),
@@ -126,6 +129,8 @@ struct Matcher<'s> {
     functions: usize,
     /// Lives and functions at most.
     most: (usize, usize),
+    /// Places so far where events of any thread may be missing.
+    doubts: u64,
     /// Whether this is not the first stream of the group.
     resumed: bool,
     matched: Matched<'s>,
@@ -226,6 +231,14 @@ impl Visitor for Matcher<'_> {
         }
     }
 
+    fn unnumbered(&mut self) {
+        if self.survey.has_unnumbered_gaps() {
+            self.doubts += 1;
+            self.lost_before = u64::MAX;
+            self.current = None;
+        }
+    }
+
     fn cut(&mut self, _records: u64) {
         self.hole(1);
     }
@@ -268,6 +281,12 @@ impl<'s> Matcher<'s> {
             }
         };
         self.current = Some((tid, index));
+        let life = &mut self.matched.lives[index];
+        if life.doubts != self.doubts {
+            // Where nothing is missing, the next event comes right behind the last one.
+            life.doubts = self.doubts;
+            life.stack.lost(u64::MAX);
+        }
         Some(index)
     }
 
@@ -309,7 +328,8 @@ impl<'s> Matcher<'s> {
         if lost_before > 0 {
             stack.lost(lost_before);
         }
-        self.matched.lives.push(Life { process, tid, stack, ..Life::default() });
+        let doubts = self.doubts;
+        self.matched.lives.push(Life { process, tid, stack, doubts, ..Life::default() });
         let index = self.matched.lives.len() - 1;
         self.by_tid.insert(tid, index);
         Some(index)

@@ -72,7 +72,10 @@ impl Doubts {
             *sum = sum.saturating_add(survey.wrapped_events);
         }
         self.add_account(survey, &group.name(), report);
-        self.wrapped_segments += survey.wrapped_segments;
+        if survey.wrapped_segments > 0 {
+            // The markers of those that went first have gone as well; their events are in later ones.
+            self.wrapped_segments += survey.wrapped_segments.max(group.missing_segments());
+        }
         self.wrapped_events = self.wrapped_events.saturating_add(survey.wrapped_events);
         self.missing_segments += survey.missing_segments;
         self.cut_segments += survey.cut_segments;

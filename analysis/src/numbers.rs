@@ -69,6 +69,7 @@ struct Life {
     lost: [u32; 4],
     /// Of these, before the first block that is here, where other drains took those before it.
     lost_before: [u32; 4],
+    others_before: u64,
     /// The last stream with a block of it, and the number behind that block.
     stream: usize,
     sent: u64,
@@ -80,6 +81,11 @@ impl Life {
     /// What its last block says that it had dropped, less what belongs to other captures.
     fn lost_here(&self) -> [u32; 4] {
         std::array::from_fn(|at| self.lost[at].saturating_sub(self.lost_before[at]))
+    }
+
+    /// The same for causes that blocks do not tell.
+    fn others_here(&self) -> u64 {
+        others(self.lost_total, self.lost).saturating_sub(self.others_before)
     }
 }
 
@@ -100,7 +106,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// The chunks of another file come next, of the stream that its header numbers.
+    /// The chunks of another capture come next, or of the same again.
     pub fn file(&mut self, number: u32) {
         self.current = match self.by_file.get(&number) {
             Some(stream) => *stream,
@@ -156,6 +162,11 @@ impl Numbers {
         if self.unnumbered.len() < MOST_WRITERS || self.unnumbered.contains_key(&tid) {
             *self.unnumbered.entry(tid).or_default() += 1;
         }
+    }
+
+    /// Records came that others have with numbers.
+    pub fn repeated(&mut self, records: u64) {
+        self.ledger.repeated += records;
     }
 
     /// A note of losses came, perhaps again.
@@ -226,10 +237,10 @@ impl Numbers {
         };
         let fresh = life.stream == usize::MAX || begins_anew(life, block, self.current);
         if fresh {
-            self.ledger.add_told_by_block(life.lost_here());
+            self.ledger.add_told_by_block(life.lost_here(), life.others_here());
             *life = Life::default();
         }
-        let goes_on = fresh || life.stream == self.current;
+        let goes_on = if fresh { self.current == 0 } else { life.stream == self.current };
         life.stream = self.current;
         if block.first == 0 {
             life.begun = Some(block.first_ts);
@@ -244,6 +255,7 @@ impl Numbers {
         if taken {
             (life.next, life.lost_total) = (block.first, block.lost_total);
             (life.lost, life.lost_before) = (block.lost, block.lost);
+            life.others_before = others(block.lost_total, block.lost);
         }
         let gap = block.first.saturating_sub(life.next);
         let told = block.lost_total.saturating_sub(life.lost_total);
@@ -291,12 +303,27 @@ impl Numbers {
     pub fn finish(self) -> Ledger {
         let mut ledger = self.ledger;
         for life in self.lives.into_values() {
-            ledger.add_told_by_block(life.lost_here());
+            ledger.add_told_by_block(life.lost_here(), life.others_here());
         }
         ledger.taken_before = self.streams.first().map_or(0, |stream| stream.taken);
         ledger.all_ended = true;
-        self.streams.iter().for_each(|stream| stream.settle(&mut ledger));
+        let mut captures = vec![0; self.streams.len()];
+        for stream in self.by_file.values() {
+            captures.get_mut(*stream).into_iter().for_each(|count| *count += 1);
+        }
+        for (stream, captures) in self.streams.iter().zip(captures) {
+            stream.settle(captures, &mut ledger);
+        }
         ledger
+    }
+}
+
+/// What a writer had dropped for causes that blocks do not tell. Those that they do tell are modulo
+/// 2^32, so of a greater sum nothing is known.
+fn others(lost_total: u64, lost: [u32; 4]) -> u64 {
+    match u32::try_from(lost_total) {
+        Ok(total) => lost.into_iter().fold(total, u32::saturating_sub).into(),
+        Err(_) => 0,
     }
 }
 

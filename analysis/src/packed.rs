@@ -10,7 +10,7 @@ use callsight_format::{
 };
 
 use crate::capture::Segment;
-use crate::chunks::{Chunk, Chunks};
+use crate::chunks::{Chunk, Chunks, Damage};
 use crate::ledger::{Ledger, field};
 use crate::notebook::NoteBook;
 use crate::numbers::{Heard, Numbers, WriterId};
@@ -39,7 +39,7 @@ impl Packed {
 
     /// A file of events comes next, of another stream of the ring.
     pub fn file_of_events(&mut self, segment: &Segment) {
-        self.numbers.file_of_events(segment.header.pid);
+        self.numbers.file_of_events(segment.capture);
     }
 
     /// The sums over all chunks.
@@ -91,41 +91,60 @@ impl<V: Visitor> Walker<'_, V> {
     /// # Errors
     /// The file cannot be read.
     pub fn chunks(&mut self, segment: &Segment) -> io::Result<()> {
-        let Some(mut packed) = self.packed.take() else { return Ok(()) };
-        let mut file = File::open(&segment.path)?;
-        file.seek(SeekFrom::Start(u64::from(segment.header.header_size)))?;
-        let mut chunks = Chunks::new(file, segment.order)?;
-        packed.numbers.file(segment.header.pid);
+        let mut chunks = open(segment)?;
+        self.in_capture(segment.capture);
         while let Some(chunk) = chunks.next()? {
-            match chunk {
-                Chunk::Block(header, block) => self.block(&mut packed, &header, block),
-                Chunk::Other(CHUNK_HELLO, fields) => {
-                    packed.numbers.hello(segment.header.pid, fields);
-                    self.visitor.hello(fields);
-                }
-                Chunk::Other(CHUNK_END, fields) => {
-                    packed.numbers.end(segment.header.pid, fields);
-                }
-                Chunk::Other(CHUNK_SINK, fields) => {
-                    packed.numbers.sink(segment.header.pid, fields);
-                    self.sink(fields);
-                }
-                Chunk::Other(CHUNK_EVENTS, events) => {
-                    self.packed = Some(packed);
-                    self.records(events, 0, segment);
-                    packed = self.packed.take().unwrap_or_default();
-                }
-                Chunk::Other(..) => {}
+            self.chunk(&chunk, segment);
+            if let Chunk::Other(CHUNK_SINK, fields) = chunk {
+                self.sink(fields);
             }
         }
+        self.damaged(&chunks.damage);
+        Ok(())
+    }
+
+    /// The next chunks are of this capture.
+    pub fn in_capture(&mut self, capture: u32) {
+        if let Some(packed) = &mut self.packed {
+            packed.numbers.file(capture);
+        }
+    }
+
+    /// Shows what is in a chunk, but for what a sink says at its end.
+    pub fn chunk(&mut self, chunk: &Chunk<'_>, segment: &Segment) {
+        if let Chunk::Other(CHUNK_EVENTS, events) = chunk {
+            self.visitor.unnumbered();
+            return self.records(events, 0, segment);
+        }
+        let Some(mut packed) = self.packed.take() else { return };
+        let (numbers, capture) = (&mut packed.numbers, segment.capture);
+        match chunk {
+            Chunk::Block(header, block) => self.block(&mut packed, header, block),
+            Chunk::Other(CHUNK_HELLO, fields) => {
+                numbers.hello(capture, fields);
+                self.visitor.hello(fields);
+            }
+            Chunk::Other(CHUNK_END, fields) => numbers.end(capture, fields),
+            Chunk::Other(CHUNK_SINK, fields) => numbers.sink(capture, fields),
+            Chunk::Other(..) => {}
+        }
         self.packed = Some(packed);
-        let damage = chunks.damage;
+    }
+
+    /// Records without numbers came again, which other captures have with theirs.
+    pub fn repeated(&mut self, records: u64) {
+        if let Some(packed) = &mut self.packed {
+            packed.numbers.repeated(records);
+        }
+    }
+
+    /// A file was read to its end.
+    pub fn damaged(&mut self, damage: &Damage) {
         let odd = &mut self.walked.oddities;
         odd.cut_files += u64::from(damage.cut);
         odd.damaged_places += damage.places;
         odd.damaged_bytes += damage.bytes;
         odd.unknown_chunks += damage.unknown;
-        Ok(())
     }
 
     fn block(&mut self, packed: &mut Packed, header: &BlockHeader, block: &[u8]) {
@@ -166,7 +185,7 @@ impl<V: Visitor> Walker<'_, V> {
     }
 
     /// Shows what a sink said at its end as what servers of version 2 files write for it.
-    fn sink(&mut self, fields: &[u8]) {
+    pub fn sink(&mut self, fields: &[u8]) {
         let le = ByteOrder::Little;
         if let Some(stop) = field(fields, SINK_STOP)
             && let (Some(func), Some(call_site)) = (le.u64(stop, 0), le.u64(stop, 8))
@@ -177,6 +196,16 @@ impl<V: Visitor> Walker<'_, V> {
             self.visitor.note(0, 0, NOTE_STOP, reason);
         }
     }
+}
+
+/// The chunks of a segment.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn open(segment: &Segment) -> io::Result<Chunks<File>> {
+    let mut file = File::open(&segment.path)?;
+    file.seek(SeekFrom::Start(u64::from(segment.header.header_size)))?;
+    Chunks::new(file, segment.order)
 }
 
 fn ops_of<'a>(header: &BlockHeader, block: &'a [u8]) -> &'a [u8] {

@@ -6,7 +6,7 @@
 
 use callsight_format::{CAUSES, Cause};
 
-use crate::ledger::{Dropped, Ledger, sum};
+use crate::ledger::{Dropped, Ledger, add_to, sum, up_to};
 
 /// What became of the records of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub fn settle_files(records: u64, losses: &[u64; CAUSES]) -> Account {
 /// the account.
 pub fn settle(ledger: &Ledger, losses: &mut [u64; CAUSES]) -> Account {
     let mut missing = ledger.gaps.saturating_add(ledger.hidden);
+    rename(losses, &ledger.misnamed, &ledger.named);
+    rename_by_blocks(ledger, losses);
     let in_blocks = beyond_notes(ledger, losses);
     // Of what two sinks of a stream dropped, one may have what the other has not.
     let mut most = if ledger.all_ended { missing } else { u64::MAX };
@@ -59,23 +61,58 @@ pub fn settle(ledger: &Ledger, losses: &mut [u64; CAUSES]) -> Account {
     }
 }
 
+/// The causes that blocks tell, but for torn records, which are always told as such.
+const BY_BLOCKS: [Cause; 3] = [Cause::Full, Cause::Reentrant, Cause::Fork];
+/// Other causes of a thread that has a place in the ring.
+const OTHERS: [Cause; 3] = [Cause::Stopped, Cause::Budget, Cause::Io];
+
+fn sum_of(causes: [Cause; 3], events: &[u64; CAUSES]) -> u64 {
+    causes.iter().fold(0, |sum, cause| sum.saturating_add(events[*cause as usize]))
+}
+
+/// Gives what was told for some causes to others, as far as it was told.
+fn rename(losses: &mut [u64; CAUSES], from: &[u64; CAUSES], to: &[u64; CAUSES]) {
+    let mut renamed = 0;
+    for (lost, from) in losses.iter_mut().zip(from) {
+        let taken = (*from).min(*lost);
+        *lost -= taken;
+        renamed += taken;
+    }
+    add_to(losses, &up_to(to, renamed));
+}
+
+/// What notes and ends tell, by cause.
+fn told(ledger: &Ledger, losses: &[u64; CAUSES]) -> [u64; CAUSES] {
+    std::array::from_fn(|cause| losses[cause].saturating_add(ledger.untold[cause]))
+}
+
+/// A loss that notes tell as `full`, and blocks for a cause that they do not tell, was not for want of
+/// room: where no end says it, that is known by this alone.
+fn rename_by_blocks(ledger: &Ledger, losses: &mut [u64; CAUSES]) {
+    let told = told(ledger, losses);
+    let others = ledger.others_by_blocks.saturating_sub(sum_of(OTHERS, &told));
+    let surplus =
+        sum_of(BY_BLOCKS, &told).saturating_sub(sum_of(BY_BLOCKS, &ledger.told_by_blocks));
+    let (mut from, mut to) = ([0; CAUSES], [0; CAUSES]);
+    from[Cause::Full as usize] = others.min(surplus);
+    to[Cause::Stopped as usize] = others.min(surplus);
+    rename(losses, &from, &to);
+}
+
 /// What the last blocks of the writers tell beyond notes and ends, by cause. They may name another
 /// cause than those, where one thread took over the counters of another, so that only the sums
 /// compare; but a torn record is always told as one.
 fn beyond_notes(ledger: &Ledger, losses: &[u64; CAUSES]) -> [u64; CAUSES] {
-    let told: [u64; CAUSES] =
-        std::array::from_fn(|cause| losses[cause].saturating_add(ledger.untold[cause]));
+    let told = told(ledger, losses);
     let mut beyond: [u64; CAUSES] =
         std::array::from_fn(|cause| ledger.told_by_blocks[cause].saturating_sub(told[cause]));
-    let counted = [Cause::Full, Cause::Reentrant, Cause::Fork].map(|cause| cause as usize);
-    let all = |of: &[u64; CAUSES]| {
-        counted.map(|cause| of[cause]).into_iter().fold(0, u64::saturating_add)
-    };
-    let mut most = all(&ledger.told_by_blocks).saturating_sub(all(&told));
-    for cause in counted {
-        beyond[cause] = beyond[cause].min(most);
-        most -= beyond[cause];
-    }
+    let torn = std::mem::take(&mut beyond[Cause::Torn as usize]);
+    beyond[Cause::Stopped as usize] = ledger.others_by_blocks.saturating_sub(sum_of(OTHERS, &told));
+    let by_blocks =
+        sum_of(BY_BLOCKS, &ledger.told_by_blocks).saturating_add(ledger.others_by_blocks);
+    let by_notes = sum_of(BY_BLOCKS, &told).saturating_add(sum_of(OTHERS, &told));
+    beyond = up_to(&beyond, by_blocks.saturating_sub(by_notes));
+    beyond[Cause::Torn as usize] = torn;
     beyond
 }
 
@@ -85,6 +122,7 @@ mod tests {
 
     const FULL: usize = Cause::Full as usize;
     const UNACKED: usize = Cause::Unacked as usize;
+    const STOPPED: usize = Cause::Stopped as usize;
 
     /// 90 delivered, 5 told as `full`, and what `change` makes of it.
     fn settled(change: impl FnOnce(&mut Ledger)) -> (Account, [u64; CAUSES]) {
@@ -122,6 +160,30 @@ mod tests {
             ledger.told_by_blocks[Cause::Reentrant as usize] = 7;
         });
         assert_eq!((account.emitted, losses[FULL], sum(&losses)), (97, 5, 7));
+    }
+
+    #[test]
+    fn what_a_note_calls_full_and_the_end_stopped_is_told_once_as_the_end_has_it() {
+        let (account, losses) = settled(|ledger| {
+            (ledger.misnamed[FULL], ledger.named[STOPPED]) = (5, 5);
+            ledger.others_by_blocks = 5;
+        });
+        assert_eq!((account.emitted, losses[FULL], losses[STOPPED]), (95, 0, 5));
+        // The note was in a block that is missing.
+        let (account, losses) = settled(|ledger| {
+            (ledger.misnamed[FULL], ledger.named[STOPPED]) = (9, 9);
+        });
+        assert_eq!((account.emitted, losses[FULL], losses[STOPPED]), (95, 0, 5));
+    }
+
+    #[test]
+    fn where_no_end_tells_a_cause_that_is_not_in_blocks_their_sums_do() {
+        let (account, losses) = settled(|ledger| ledger.others_by_blocks = 5);
+        assert_eq!((account.emitted, losses[FULL], losses[STOPPED]), (95, 0, 5));
+        let (account, losses) = settled(|ledger| {
+            (ledger.others_by_blocks, ledger.told_by_blocks[FULL]) = (7, 3);
+        });
+        assert_eq!((account.emitted, losses[FULL], losses[STOPPED]), (100, 3, 7));
     }
 
     #[test]

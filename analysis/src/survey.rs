@@ -131,6 +131,11 @@ impl Survey {
             || self.stops.iter().any(|(reason, _)| *reason == StopReason::GoesOn)
     }
 
+    /// Whether any records without numbers may be missing.
+    pub fn has_unnumbered_gaps(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.unnumbered_gaps)
+    }
+
     /// Whether events are missing, so that what is not there may have been.
     pub fn has_gaps(&self) -> bool {
         // One that is torn stands where a thread was killed.
@@ -262,6 +267,8 @@ impl Visitor for Surveyor {
             self.survey.missing_segments += u64::from(segments);
         }
     }
+
+    fn unnumbered(&mut self) {}
 
     fn cut(&mut self, records: u64) {
         self.survey.cut_segments += 1;

@@ -45,6 +45,9 @@ pub trait Visitor {
     fn hello(&mut self, fields: &[u8]);
     /// Segments are missing here; 0 where something else is, and nobody knows of whom.
     fn hole(&mut self, segments: u32);
+    /// Records of a stream come next that have no numbers, so that nothing shows whether others are
+    /// missing right before them.
+    fn unnumbered(&mut self);
     /// The segment before this place lacks up to this many records that it had in the end.
     fn cut(&mut self, records: u64);
     /// The records of another file come next.
@@ -77,23 +80,12 @@ pub fn walk<V: Visitor>(group: &Group, visitor: &mut V) -> Result<Walked, Error>
         current: None,
         visitor,
     };
-    for segment in &group.segments {
-        if segment.is_packed() {
-            walker.walked.oddities.missing_segments += u64::from(segment.missing_before);
-        } else if segment.missing_before > 0 {
-            walker.visitor.hole(segment.missing_before);
+    for stream in group.segments.chunk_by(|a, b| a.stream == b.stream) {
+        let captures: Vec<_> = stream.chunk_by(|a, b| a.capture == b.capture).collect();
+        match captures[..] {
+            [capture] => walker.capture(capture)?,
+            _ => walker.copies(&captures)?,
         }
-        walker.visitor.segment(segment);
-        let read = match segment.is_packed() {
-            true => walker.chunks(segment),
-            false => {
-                if let Some(packed) = &mut walker.packed {
-                    packed.file_of_events(segment);
-                }
-                walker.segment(segment)
-            }
-        };
-        read.map_err(|why| Error::Read { path: segment.path.clone(), why })?;
     }
     let mut walked = walker.walked;
     walked.oddities.broken_notes = walker.notes.broken();
@@ -118,6 +110,28 @@ pub struct Walker<'v, V> {
 }
 
 impl<V: Visitor> Walker<'_, V> {
+    fn capture(&mut self, segments: &[Segment]) -> Result<(), Error> {
+        for segment in segments {
+            if segment.is_packed() {
+                self.walked.oddities.missing_segments += u64::from(segment.missing_before);
+            } else if segment.missing_before > 0 {
+                self.visitor.hole(segment.missing_before);
+            }
+            self.visitor.segment(segment);
+            let read = match segment.is_packed() {
+                true => self.chunks(segment),
+                false => {
+                    if let Some(packed) = &mut self.packed {
+                        packed.file_of_events(segment);
+                    }
+                    self.segment(segment)
+                }
+            };
+            read.map_err(|why| Error::Read { path: segment.path.clone(), why })?;
+        }
+        Ok(())
+    }
+
     fn segment(&mut self, segment: &Segment) -> io::Result<()> {
         self.before = self.current.take().filter(|_| !segment.resumed);
         self.current = Some((segment.seq, segment.bytes));

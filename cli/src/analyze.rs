@@ -33,6 +33,15 @@ pub struct Args {
     subtract_overhead: bool,
 }
 
+impl Args {
+    /// The traced binary, unless one is named.
+    pub fn suggest_exe(&mut self, exe: PathBuf) {
+        if self.exe.is_empty() {
+            self.exe.push(exe);
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
     /// Tables for people

@@ -4,6 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
+use callsight_hub::local::end_with_parent;
+
 /// Moves the events of a ring to a server, a file, or both
 ///
 /// This is `trace_stream`, which a device has as a program of its own: `callsight drain --help` is
@@ -16,9 +19,21 @@ pub struct Args {
     arguments: Vec<OsString>,
 }
 
+/// Followed by a pid: to end when that process, which has started this one, is gone. Between the
+/// two of them, and in no help.
+const WITH_PARENT: &str = "--end-with-parent";
+
 /// See [`Args`]. Nothing has started a thread before: the drain forks.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let code = callsight_drain::run(args.arguments);
+    let mut words = args.arguments;
+    if words.first().is_some_and(|word| word == WITH_PARENT) {
+        let pid = words.drain(..words.len().min(2)).next_back();
+        let pid = pid.and_then(|pid| pid.to_str()?.parse().ok()).unwrap_or(0);
+        if !end_with_parent(pid).context("end with the server")? {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    let code = callsight_drain::run(words);
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
@@ -26,4 +41,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 pub fn own_drain() -> Vec<OsString> {
     let this = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("callsight"));
     vec![this.into(), "drain".into()]
+}
+
+/// The same for a drain that is of no use without this process. What no sink has is in the ring then,
+/// where the next one finds it.
+pub fn drain_of_ours() -> Vec<OsString> {
+    let mut command = own_drain();
+    command.extend([WITH_PARENT.into(), std::process::id().to_string().into()]);
+    command
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use callsight_hub::stream::in_one_line;
 use callsight_integrations::{Options, Plan, plan_init, plan_install, plan_undo};
 
 /// Makes a CMake project buildable with hooks: one block in its CMakeLists.txt, one folder.
@@ -49,10 +50,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn report(planned: &Plan, args: &Args) {
     let would = if args.dry_run { "would be " } else { "" };
     for change in planned.changes() {
-        println!("{would}{} {}", change.kind(), planned.name_of(change).display());
+        let name = planned.name_of(change).to_string_lossy();
+        println!("{would}{} {}", change.kind(), in_one_line(&name));
     }
     for note in planned.notes() {
-        println!("note: {note}");
+        println!("note: {}", in_one_line(note));
     }
     if planned.is_empty() {
         println!("nothing to change");

@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 
+use callsight_hub::stream::in_one_line;
 use clap::{Parser, Subcommand};
 
 mod analyze;
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
 }
 
 fn tell(error: &anyhow::Error) {
-    eprintln!("callsight: {error:#}");
+    eprintln!("callsight: {}", in_one_line(&format!("{error:#}")));
 }
 
 #[cfg(test)]

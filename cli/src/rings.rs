@@ -1,6 +1,7 @@
 //! `callsight rings`: what is in shared memory → a list; abandoned rings removed, others told what
 //! to do.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -215,27 +216,47 @@ fn member_json(member: &Member) -> Value {
     })
 }
 
-/// Removes what is abandoned; of `names`, where there are any, each has to be.
+/// Removes what is abandoned; of `names`, where there are any, each has to be there and go.
 fn remove(found: &[Found], names: &[String]) -> anyhow::Result<ExitCode> {
-    for found in found.iter().filter(|found| names.is_empty() || is_named(found, names)) {
-        match found {
-            Found::Ring(ring) => remove_ring(ring)?,
-            Found::Unborn(unborn) if unborn.is_abandoned => remove_unborn(unborn)?,
-            Found::Unborn(_) | Found::Damaged { .. } => {}
-        }
+    let removed: Vec<_> = match names {
+        [] => found.iter().map(remove_found).collect(),
+        // Each of them once.
+        _ => BTreeSet::from_iter(names).into_iter().map(|name| remove_named(found, name)).collect(),
+    };
+    let mut errors = removed.into_iter().filter_map(Result::err).collect::<Vec<_>>();
+    let last = errors.pop();
+    errors.iter().for_each(crate::tell);
+    last.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+fn remove_named(found: &[Found], name: &str) -> anyhow::Result<()> {
+    let Some(found) = found.iter().find(|found| is_named(found, name)) else {
+        // No ring of ours, or none at all; whoever opens it says why.
+        return remove_ring(&RingFile::open(name)?);
+    };
+    if let Found::Damaged { error, .. } = found {
+        bail!("remove the ring {}: {error}", in_one_line(name));
     }
+    remove_found(found)?;
     let left = rings_here().context("look for rings in /dev/shm")?;
-    match left.iter().find(|found| is_named(found, names)) {
-        Some(found) => bail!(
-            "remove the ring {}: it is in use, or not one to touch; `callsight rings` says more",
-            in_one_line(&found.name())
-        ),
-        None => Ok(ExitCode::SUCCESS),
+    ensure!(
+        !left.iter().any(|left| is_named(left, name)),
+        "remove the ring {}: it is in use; `callsight rings` says by whom",
+        in_one_line(name)
+    );
+    Ok(())
+}
+
+fn remove_found(found: &Found) -> anyhow::Result<()> {
+    match found {
+        Found::Ring(ring) => remove_ring(ring),
+        Found::Unborn(unborn) if unborn.is_abandoned => remove_unborn(unborn),
+        Found::Unborn(_) | Found::Damaged { .. } => Ok(()),
     }
 }
 
-fn is_named(found: &Found, names: &[String]) -> bool {
-    names.iter().any(|name| name.trim_start_matches('/') == found.name().trim_start_matches('/'))
+fn is_named(found: &Found, name: &str) -> bool {
+    name.strip_prefix('/').unwrap_or(name) == found.name().trim_start_matches('/')
 }
 
 fn remove_unborn(unborn: &Unborn) -> anyhow::Result<()> {

@@ -9,12 +9,14 @@ use anyhow::{anyhow, bail};
 use callsight_hub::local::{
     Hooks, Launch, LaunchError, Outcome, captures_in, find_program, hooks_of, remove_captures,
 };
+use callsight_hub::stream::in_one_line;
 use clap::Parser;
 
 use crate::sinks::{self, Sinks};
 use crate::{analyze, tell};
 
 mod live;
+mod summary;
 
 use live::Live;
 
@@ -32,8 +34,8 @@ const DEFAULT_MAX_MB: u64 = 512;
 #[derive(clap::Args)]
 pub struct Args {
     /// Folder of the captures; empty for none [default: traces, without --live]
-    #[arg(long, visible_alias = "path", value_name = "DIR")]
-    dir: Option<OsString>,
+    #[arg(long, visible_alias = "dir", value_name = "DIR")]
+    path: Option<OsString>,
     /// Stream to the `callsight serve` that listens there; empty for none
     #[arg(long, value_name = "HOST:PORT")]
     live: Option<OsString>,
@@ -100,7 +102,7 @@ struct Analyze {
 
 /// See [`Args`].
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let mut sinks = sinks::choose(args.dir.clone(), args.live.clone(), note)?;
+    let mut sinks = sinks::choose(args.path.clone(), args.live.clone(), note)?;
     // First, so that a mistake in it is told before the program runs.
     let mut request = args.report.request(sinks.folder());
     if !args.no_check {
@@ -188,12 +190,18 @@ impl Args {
         &self,
         sinks: &Sinks,
         earlier: &[PathBuf],
-        request: analyze::Args,
+        mut request: analyze::Args,
     ) -> anyhow::Result<()> {
         let captured = captures_in(sinks.folder());
         let is_new = |captures: &Vec<PathBuf>| captures.iter().any(|file| !earlier.contains(file));
         match (&sinks.path, captured) {
-            (_, Ok(captures)) if is_new(&captures) => analyze::run(request).map(drop),
+            (_, Ok(captures)) if is_new(&captures) => {
+                let program = find_program(&self.command[0]);
+                if let Some(program) = program.filter(|exe| summary::are_of(&captures, exe)) {
+                    request.suggest_exe(program);
+                }
+                analyze::run(request).map(drop)
+            }
             (Some(dir), Ok(_)) => Err(self.no_capture(dir)),
             (Some(_), Err(error)) => Err(error.into()),
             (None, _) => Ok(()),
@@ -313,7 +321,7 @@ fn likely_cause(thread_filter: Option<String>) -> String {
 }
 
 fn note(text: &str) {
-    eprintln!("callsight run: {text}");
+    eprintln!("callsight run: {}", in_one_line(text));
 }
 
 #[cfg(test)]

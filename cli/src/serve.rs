@@ -13,7 +13,7 @@ use callsight_format::STREAM_PORT;
 use callsight_hub::capture::CaptureLimits;
 use callsight_hub::forward::Forward;
 use callsight_hub::ingest::{Destinations, MakeSink, Options, Server};
-use callsight_hub::local::ending_signals;
+use callsight_hub::local::{RingError, check_name, ending_signals};
 use callsight_hub::model::{Model, Overview};
 use callsight_hub::stream::in_one_line;
 
@@ -23,7 +23,7 @@ mod rings;
 #[derive(clap::Args)]
 pub struct Args {
     /// Address to listen on
-    #[arg(long, default_value = "0.0.0.0")]
+    #[arg(long, default_value = "0.0.0.0", value_parser = bare_host)]
     host: String,
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = STREAM_PORT)]
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     forward: Option<String>,
     /// Drain this ring of this machine, too, each time that programs record into it (repeatable)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = ring_name)]
     ring: Vec<String>,
     /// Say every few seconds how much has come
     #[arg(long)]
@@ -91,6 +91,16 @@ fn sinks(forward: Option<String>, model: Option<&Model>) -> Vec<MakeSink> {
     let forward = forward.map(|to| -> MakeSink { Box::new(move || Box::new(Forward::to(&to))) });
     let model = model.cloned().map(|model| -> MakeSink { Box::new(move || model.sink()) });
     forward.into_iter().chain(model).collect()
+}
+
+fn ring_name(text: &str) -> Result<String, RingError> {
+    check_name(text).map(|_| text.to_owned())
+}
+
+/// An IPv6 address may stand in brackets, as it does where a port follows.
+fn bare_host(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    Ok(bare.to_owned())
 }
 
 fn host_and_port(text: &str) -> Result<String, String> {

@@ -20,7 +20,7 @@ pub mod vendor {
 #[allow(dead_code, reason = "nobody reads files here")]
 pub enum Error {
     Io(io::Error),
-    Selection { path: PathBuf, line: usize, said: String },
+    Selection { path: PathBuf, line: usize, said: String, help: &'static str },
 }
 
 impl Error {

@@ -47,17 +47,26 @@ impl Losses {
         self
     }
 
-    /// These, and what `stated` sums up to beyond them. A note and a count may name different
-    /// causes for the same event, so that only the sums can be compared.
+    /// These, raised to the sum of `stated`, whose causes count where both name others for the same
+    /// events: what a writer tells in a note of its own is `full` whatever kept it from storing. Only
+    /// a torn record is always told as one.
     pub fn raised_to(&self, stated: &Losses) -> Losses {
-        let mut missing = stated.sum().saturating_sub(self.sum());
-        let mut raised = *self;
-        for (cause, events) in stated.beyond(self).iter() {
-            let events = events.min(missing);
-            missing -= events;
-            raised.add(cause, events);
-        }
-        raised
+        let missing = stated.sum().saturating_sub(self.sum());
+        let raised = self.plus(&stated.beyond(self).up_to(missing));
+        let mut misnamed = raised.beyond(stated);
+        misnamed.0[Cause::Torn as usize] = 0;
+        let named = stated.beyond(&raised).up_to(misnamed.sum());
+        raised.beyond(&misnamed.up_to(named.sum())).plus(&named)
+    }
+
+    /// The first of these, `most` events.
+    fn up_to(&self, most: u64) -> Losses {
+        let mut left = most;
+        Losses(self.0.map(|events| {
+            let kept = events.min(left);
+            left -= kept;
+            kept
+        }))
     }
 
     /// What is in here beyond what is in `other`, cause by cause.
@@ -299,12 +308,17 @@ mod tests {
     fn a_loss_that_is_told_and_stated_for_another_cause_is_one() {
         let (mut told, mut stated) = (Losses::default(), Losses::default());
         told.add(Cause::Full, 5);
-        stated.add(Cause::Reentrant, 5);
-        assert_eq!(told.raised_to(&stated), told);
+        stated.add(Cause::Stopped, 5);
+        assert_eq!(told.raised_to(&stated).by_cause(), "5 stopped");
         stated.add(Cause::NoSlot, 3);
         stated.add(Cause::Full, 4);
-        assert_eq!(told.raised_to(&stated).sum(), 12);
-        assert_eq!(stated.raised_to(&told), stated);
+        assert_eq!(told.raised_to(&stated), stated);
+        // More was told than is stated.
+        told.add(Cause::Full, 9);
+        assert_eq!(told.raised_to(&stated).by_cause(), "6 full, 3 no_slot, 5 stopped");
+        let mut torn = Losses::default();
+        torn.add(Cause::Torn, 2);
+        assert_eq!(torn.raised_to(&stated).of(Cause::Torn), 2);
     }
 
     #[test]

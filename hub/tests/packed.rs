@@ -203,6 +203,11 @@ fn another_server_goes_on_in_the_same_capture() {
     assert!(second.said("goes on in trace.stream.1.*.bin behind block 9"), "{:?}", second.lines);
     let line = second.lines.last().expect("a line");
     assert!(line.contains("emitted 1100, unaccounted=0 since block 9)"), "{line}");
+    assert_eq!(
+        second.totals.to_string(),
+        "1 stream, 1100 events, 0 dropped, unaccounted=0, without what an earlier server had of 1 \
+         stream"
+    );
     let captures = second.captures();
     let numbers: Vec<u64> = captures.iter().flat_map(|path| numbers_of(path)).collect();
     assert_eq!(numbers, (1..=20).collect::<Vec<_>>());
@@ -219,12 +224,8 @@ fn what_numbers_pass_over_is_counted_as_never_acknowledged() {
     let mut writer = Writer::new(1);
     let first = writer.block(1, 10);
     writer.next += 6;
-    writer.lost_total += 2;
-    let note = |cause, events| {
-        let note = loss_note(1, cause, events, LE);
-        note.chunks(EVENT_BYTES).map(|e| Event::parse(e, LE).expect("a note")).collect::<Vec<_>>()
-    };
-    let second = writer.block_with(2, 10, &note(Cause::Full, 2));
+    writer.full += 2;
+    let second = writer.block_with(2, 10, &loss_events(1, Cause::Full, 2));
     let served = serve(Some(1), |at| {
         let mut device = Device::connect(at, 1);
         device.send(&first);
@@ -243,13 +244,34 @@ fn what_numbers_pass_over_is_counted_as_never_acknowledged() {
 }
 
 #[test]
+fn what_a_ring_that_was_stopped_for_a_while_dropped_is_stopped_also_where_a_note_calls_it_full() {
+    for ends in [true, false] {
+        let served = serve(None, |at| {
+            let mut writer = Writer::new(1);
+            let mut device = Device::connect(at, 1);
+            device.send(&writer.block(1, 10));
+            writer.next += 40;
+            writer.stopped += 40;
+            device.send(&writer.block_with(2, 10, &loss_events(1, Cause::Full, 40)));
+            device.wait_for(2);
+            if ends {
+                device.send(&end(2, 80, &[(Cause::Stopped, 40)]));
+                device.wait_for(3);
+            }
+        });
+        let line = served.lines.last().expect("a line");
+        let expected = "40 dropped: 40 stopped; emitted 80, unaccounted=0)";
+        assert!(line.contains(expected), "{line}");
+        assert_eq!(served.totals.to_string(), "1 stream, 40 events, 40 dropped, unaccounted=0");
+    }
+}
+
+#[test]
 fn a_torn_record_between_two_blocks_is_one_loss() {
     let mut writer = Writer::new(1);
     let first = writer.block(1, 10);
     writer.next += 1;
-    let torn = loss_note(1, Cause::Torn, 1, LE);
-    let torn: Vec<_> = torn.chunks(EVENT_BYTES).filter_map(|e| Event::parse(e, LE)).collect();
-    let second = writer.block_with(2, 10, &torn);
+    let second = writer.block_with(2, 10, &loss_events(1, Cause::Torn, 1));
     let served = serve(Some(1), |at| {
         let mut device = Device::connect(at, 1);
         device.send(&first);

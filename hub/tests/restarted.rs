@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use callsight_format::*;
 use common::packed::*;
 use common::server::*;
-use common::{chunk, fields};
+use common::{chunk, fields, loss_events};
 
 /// A drain that says which clock its machine has, and what others had taken of its ring.
 fn drain(at: SocketAddr, stream: u8, clock: &[u8], taken: u64) -> Device {
@@ -68,14 +68,7 @@ fn the_same_numbers_on_two_machines_are_two_programs() {
 
 #[test]
 fn a_loss_that_both_drains_tell_is_counted_once() {
-    let note = LossNote { cause: Cause::Full as u32, events: 7, first: 1, last: 2 }.to_bytes();
-    let bytes = [&(note.len() as u16).to_le_bytes()[..], &note].concat();
-    let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
-    let pieces = (0..note_records(note.len())).map(|index| {
-        let (func, call_site) = note_words(NOTE_LOSS, index, byte);
-        Event { ts: 5, func, call_site, tid: 1, kind: KIND_MARKER, ..Event::default() }
-    });
-    let notes: Vec<Event> = pieces.collect();
+    let notes = loss_events(1, Cause::Full, 7);
     let served = serve(None, |at| {
         for stream in [1, 2] {
             let mut writer = Writer::new(1);
@@ -98,9 +91,29 @@ fn what_was_lost_between_two_streams_is_in_the_total() {
         drop(first);
         let mut second = drain(at, 2, b"boot", 50);
         // 30 were given back and never came; 12 the writer dropped, and its note was among them.
-        (writer.next, writer.lost_total) = (20 + 30 + 12, 12);
+        (writer.next, writer.full) = (20 + 30 + 12, 12);
         second.send(&writer.block(1, 10));
         second.end(1, 20);
     });
     assert_eq!(total(&served), "2 streams, 40 events, 42 dropped, unaccounted=0");
+}
+
+#[test]
+fn what_a_thread_lost_behind_its_last_record_is_in_the_total_once_whatever_the_cause() {
+    for cause in [Cause::Full, Cause::Stopped, Cause::Budget] {
+        let served = serve(None, |at| {
+            let mut writer = Writer::new(1);
+            let mut device = drain(at, 1, b"boot", 0);
+            device.send(&writer.block(1, 10));
+            writer.next += 40;
+            match cause {
+                Cause::Full => writer.full = 40,
+                _ => writer.stopped = 40,
+            }
+            device.send(&writer.block_with(2, 0, &loss_events(1, cause, 40)));
+            device.send(&end(2, 60, &[(cause, 40)]));
+            device.wait_for(3);
+        });
+        assert_eq!(total(&served), "1 stream, 20 events, 40 dropped, unaccounted=0", "{cause:?}");
+    }
 }

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use crate::RUNTIME_TRIPLE;
 use crate::block::BlockError;
 use crate::scan::ScanError;
-use crate::selection;
 
 /// Why there is no plan, or why it was not carried out. Nothing has been changed then.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +53,7 @@ pub enum Error {
         why: String,
     },
     /// The selection is not one that the build understands.
-    #[error("read {}:{line}: `{said}` is not understood: {}", path.display(), selection::HELP)]
+    #[error("read {}:{line}: `{said}` is not understood: {help}", path.display())]
     Selection {
         /// The file.
         path: PathBuf,
@@ -62,6 +61,8 @@ pub enum Error {
         line: usize,
         /// What is there.
         said: String,
+        /// What can be there.
+        help: &'static str,
     },
     /// A file is in the way that callsight did not write.
     #[error(

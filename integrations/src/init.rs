@@ -67,6 +67,7 @@ fn plan_file(
             path: path.clone(),
             line,
             said,
+            help: selection::HELP,
         })?;
     }
     let Some(written) = written else {

@@ -16,6 +16,12 @@ pub const HELP: &str = "under [files] or [targets], write include = [\"a/*\"] or
      exclude = [\"b.c\"], each once, with the special characters * and ? only; under [sinks], \
      write path = \"DIR\" or live = \"HOST:PORT\", each once";
 
+/// The same for a line of `[sinks]`, to whom it is known that the line is one.
+const HELP_SINKS: &str = "under [sinks], write path = \"DIR\" or live = \"HOST:PORT\", each once";
+
+/// Most characters of a line that a message shows.
+const MOST_SHOWN: usize = 80;
+
 /// Where a callsight.toml says that events go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sinks {
@@ -45,7 +51,11 @@ pub fn sinks_of(folder: &Path) -> Result<Sinks, Error> {
         let mut sinks = match read(&bytes) {
             // For the build to say, not for a run.
             Err(what) if is_of_the_build(&bytes, &what) => Sinks::default(),
-            Err(NotUnderstood { line, said }) => return Err(Error::Selection { path, line, said }),
+            Err(what) => {
+                let help = if is_of_sinks(&bytes, &what) { HELP_SINKS } else { HELP };
+                let said = shortened(&what.said);
+                return Err(Error::Selection { path, line: what.line, said, help });
+            }
             Ok(sinks) => sinks,
         };
         sinks.root = root.to_owned();
@@ -61,6 +71,22 @@ fn is_of_the_build(bytes: &[u8], what: &NotUnderstood) -> bool {
     let heads = text.lines().take(what.line).filter(|line| line.trim_start().starts_with('['));
     let is_in_table = heads.count() > 0 && !what.said.starts_with('[');
     is_in_table && !text.contains("[sinks]")
+}
+
+/// Whether the sinks are what the line is about.
+fn is_of_sinks(bytes: &[u8], what: &NotUnderstood) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Vec<&str> = text.lines().take(what.line).collect();
+    let heads = lines.iter().map(|line| line.trim_start_matches(['\u{feff}', ' ', '\t']));
+    heads.rev().find(|line| line.starts_with('[')).is_some_and(|head| head.starts_with("[sinks"))
+}
+
+/// A line may be a whole binary that has the name of a text.
+fn shortened(line: &str) -> String {
+    match line.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
 }
 
 fn is_nothing(error: &io::Error) -> bool {

@@ -122,7 +122,7 @@ fn every_refusal_says_what_would_help() {
     write("callsight/callsight.toml", b"[files]\nexclude = \"a.c\"\n");
     std::fs::create_dir(folder.path().join("linked")).expect("make a folder");
     symlink("../CMakeLists.txt", folder.path().join("linked/CMakeLists.txt")).expect("make a link");
-    let run = "run --no-check --dir";
+    let run = "run --no-check --path";
     for (line, words) in [
         ("analyze never-made", &["never-made", "TRACE_ENABLE=1", "TRACE_DIR", "TRACE_THREADS"][..]),
         ("analyze /nope/trace.1.1.0.bin", &["/nope/trace.1.1.0.bin", "TRACE_DIR", "another one"]),
@@ -132,9 +132,9 @@ fn every_refusal_says_what_would_help() {
         ("serve --port 0 --host nope.invalid", &["nope.invalid", "--host", "0.0.0.0"]),
         ("serve --port 0 --out foreign", &["foreign", "--out wants a folder"]),
         ("serve --port 0 --out /proc/x", &["/proc/x", "--out wants a folder"]),
-        (&format!("{run} /proc/x -- true"), &["/proc/x", "--dir wants a folder"]),
-        (&format!("{run} foreign -- true"), &["foreign", "--dir wants a folder"]),
-        (&format!("{run} foreign --keep -- true"), &["foreign", "--dir wants a folder"]),
+        (&format!("{run} /proc/x -- true"), &["/proc/x", "--path wants a folder"]),
+        (&format!("{run} foreign -- true"), &["foreign", "--path wants a folder"]),
+        (&format!("{run} foreign --keep -- true"), &["foreign", "--path wants a folder"]),
         ("demo --keep /proc/x", &["/proc/x", "--keep wants a new folder"]),
         ("init no/such/folder", &["no/such/folder", "top CMakeLists.txt"]),
         ("init --prefix foreign/below", &["foreign/below", "move that away"]),

@@ -124,14 +124,27 @@ fn wrapping_keeps_the_end_within_the_budget() {
     let program = Program::c(LOOP).build(Hooks::Ours);
     let shell = program.tracing().env("TRACE_MAX_MB", "4").env("TRACE_FULL", "wrap");
     unharmed(&shell.env("TRACE_SEG_MB", "1").run("exec ./prog"));
-    let size: u64 = std::fs::read_dir(program.folder().join("traces"))
+    let files: Vec<_> = std::fs::read_dir(program.folder().join("traces"))
         .expect("traces")
-        .map(|entry| entry.expect("an entry").metadata().expect("a size").len())
-        .sum();
+        .map(|entry| entry.expect("an entry"))
+        .collect();
+    let size: u64 = files.iter().map(|file| file.metadata().expect("a size").len()).sum();
     assert!(size <= 4 << 20, "{size} bytes with a budget of 4 MiB");
     let report = program.report();
     assert!(report.lost() > 0, "{:?}", report.notices());
     adds_up(&report, LOOP_EVENTS);
+    // Those that are left say how many there were: their numbers begin at 0.
+    let number = |name: String| name.rsplit('.').nth(1).and_then(|n| n.parse::<usize>().ok());
+    let numbers = files.iter().map(|file| number(file.file_name().into_string().expect("a name")));
+    let last = numbers.map(|number| number.expect("a number")).max().expect("a file");
+    let said =
+        format!("{} segments with {} events were rotated", last + 1 - files.len(), report.lost());
+    assert!(last >= 2 * files.len(), "not often enough to matter: {last}");
+    assert!(
+        report.notices().iter().any(|line| line.contains(&said)),
+        "{said}: {:?}",
+        report.notices()
+    );
 }
 
 #[test]

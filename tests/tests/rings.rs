@@ -164,8 +164,8 @@ fn a_ring_of_the_dead_is_removed_and_what_was_in_it_is_said() {
         format!("removed {}: 2005 events were in it, 0 dropped\n", ring.name())
     );
     assert!(!ring.exists());
-    // There is nothing to do any more.
-    assert_eq!(shell.callsight(&["rings", "--remove", ring.name()]).all(), "");
+    // Where nobody names a ring, there is nothing to do any more.
+    shell.callsight(&["rings", "--remove", ring.name()]).refused(&[ring.name(), "No such file"]);
 }
 
 #[test]
@@ -263,22 +263,50 @@ fn a_program_pauses_goes_on_and_stops_as_its_ring_is_told() {
 }
 
 #[test]
-fn what_is_no_ring_is_told_nothing() {
+fn what_is_no_ring_is_told_nothing_and_not_removed() {
     let shell = Shell::new(std::env::temp_dir());
-    shell.callsight(&["rings", "--pause", "/callsight-absent"]).refused(&["callsight-absent"]);
-    shell.callsight(&["rings", "--stop", "a/b"]).refused(&["a/b", "/callsight0"]);
     let ring = Ring::new();
     let path = format!("/dev/shm{}", ring.name());
     fs::write(&path, [0; 5000]).expect("no ring");
     fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its mode");
-    shell.callsight(&["rings", "--resume", ring.name()]).refused(&["not a ring of callsight"]);
+    for action in ["--pause", "--resume", "--stop", "--remove"] {
+        let told = |name: &str| shell.callsight(&["rings", action, name]);
+        told("/callsight-absent").refused(&["callsight-absent", "No such file"]);
+        for name in ["a/b", "../../etc/passwd", "", "/", "//callsight0"] {
+            told(name).refused(&[&format!("\"{name}\""), "/callsight0"]);
+        }
+        told(ring.name()).refused(&["not a ring of callsight"]);
+    }
     assert_eq!(listed(&shell, ring.name()), None, "others' objects are not ours to list");
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).expect("its mode");
+    shell.callsight(&["rings", "--remove", ring.name()]).refused(&["other users may open it"]);
+    assert!(ring.exists());
+}
+
+#[test]
+fn of_several_rings_those_are_removed_that_can_be() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let rings = [Ring::new(), Ring::new()];
+    for ring in &rings {
+        let shell = program.shell().env("TRACE_ENABLE", "1").env("TRACE_SHM", ring.name());
+        assert_eq!(shell.run("exec ./prog 1000 1 0 kill").code, 137);
+    }
+    let [first, second] = [rings[0].name(), rings[1].name()];
+    let words = ["rings", "--remove", "a/b", first, first, "/callsight-absent", &second[1..]];
+    let ran = program.shell().callsight(&words);
+    assert_eq!(
+        (ran.code, ran.stdout.lines().count(), ran.stderr.lines().count()),
+        (2, 2, 2),
+        "{ran}"
+    );
+    assert!(ran.stderr.contains("a/b") && ran.stderr.contains("callsight-absent"), "{ran}");
+    assert!(!rings[0].exists() && !rings[1].exists());
 }
 
 #[test]
 fn a_snapshot_has_all_that_a_ring_holds_and_disturbs_nothing() {
     let program = Program::c(PRODUCER).build(Hooks::Ours);
-    let arguments = "60000 3 10000";
+    let arguments = "60000 3 40000";
     let mut running = Running::start(&program, arguments, 64 << 20);
     let taken = running.callsight(&format!("snapshot {} --out now", running.pid()));
     assert_eq!(taken.code, 0, "{taken}");
@@ -353,7 +381,9 @@ fn number_before(text: &str, word: &str) -> u64 {
 fn what_restarted_drains_send_again_is_in_the_total_of_the_server_once() {
     let program = Program::c(PRODUCER).build(Hooks::Ours);
     let server = Server::ours(&program.shell(), &["--out", "served"]);
-    let mut running = Running::start(&program, "300000 4 3000", 64 << 20);
+    // Compiled before the program begins, which does not wait for it.
+    Drain::ours(&program.shell(), &Ring::new(), server.port).stop();
+    let mut running = Running::start(&program, "300000 4 10000", 64 << 20);
     for _ in 0..3 {
         let drain = Drain::ours(&running.shell, &running.ring, server.port);
         running.until("a drain has some", |ring| ring["drain"]["alive"] == true);

@@ -2,10 +2,13 @@
 //! callsight.toml. The program is none the wiser.
 
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use callsight_tests::{Built, Calls, Hooks, Program, Ran, Report, Ring, Server};
+use callsight_tests::{Built, Calls, Hooks, Program, Ran, Report, Ring, Server, Shell, skip};
+use serde_json::Value;
 
 const FANOUT: &str = include_str!("../programs/fanout.c");
 const PRODUCER: &str = include_str!("../programs/producer.c");
@@ -229,8 +232,43 @@ fn a_run_without_any_sink_is_one_line_and_the_program() {
 #[test]
 fn flags_that_are_not_understood_are_refused_before_the_program_runs() {
     let traced = Program::c(FANOUT).build(Hooks::Ours);
-    let run = ["run", "--live", "host", "--", "./prog"];
-    traced.shell().callsight(&run).refused(&["host", "HOST:PORT"]);
+    for (address, words) in [
+        ("host", ["host", "HOST:PORT"]),
+        ("::1", ["--live", "brackets and a port, like [::1]:9001"]),
+        ("::1:9001", ["--live", "brackets and a port, like [::1:9001]:9001"]),
+    ] {
+        let run = ["run", "--live", address, "--", "./prog"];
+        traced.shell().callsight(&run).refused(&words);
+    }
+    let run = ["run", "--path", "/proc/x", "--live", "", "--", "./prog"];
+    let ran = traced.shell().callsight(&run);
+    assert!(ran.code == 2 && ran.stderr.contains("--path wants a folder"), "{ran}");
+    let ran = traced.shell().callsight(&["run", "--path"]);
+    assert!(ran.code == 2 && ran.stderr.contains("'--path <DIR>'"), "{ran}");
+}
+
+#[test]
+fn serve_listens_on_an_address_in_brackets_and_refuses_a_name_that_no_ring_can_have() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let shell = traced.shell();
+    for name in ["a/b", "", "/", "..", &"x".repeat(256)] {
+        let ran = shell.callsight(&["serve", "--port", "0", "--ring", name]);
+        assert!(ran.code == 2 && ran.stderr.contains("it must be like /callsight0"), "{ran}");
+        assert!(ran.stdout.is_empty() && !traced.folder().join("traces").exists(), "{ran}");
+    }
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        return skip("serve_listens_on_an_address_in_brackets", "there is no IPv6 here");
+    }
+    for host in ["::1", "[::1]"] {
+        let line = format!(
+            "callsight serve --host '{host}' --port 0 --out served > said & server=$!\n\
+             until grep -q listening said; do sleep 0.05; done\n\
+             callsight run --live $(grep -o '\\[::1\\]:[0-9]*' said) -- ./prog 5 >&2\n\
+             kill -TERM $server\nwait $server\ncat said"
+        );
+        let ran = shell.ok(&line);
+        assert!(ran.stdout.contains("ended: 1 stream, 33302 events"), "{ran}");
+    }
 }
 
 #[test]
@@ -260,9 +298,22 @@ fn sinks_that_cannot_be_used_never_keep_the_program_from_running() {
     check(&ran, 0, &["file", "the program runs without it"]);
     server.stop();
     assert_eq!(Report::of(&shell, &["served"]).lost(), 0);
-    fs::write(traced.folder().join("callsight.toml"), "[sinks]\nport = '9001'\n").expect("write");
+    let toml = traced.folder().join("callsight.toml");
+    fs::write(&toml, "[sinks]\nport = '9001'\n").expect("write");
     let ran = shell.callsight(&command);
-    check(&ran, 0, &["callsight.toml:2", "port = '9001'", "left out"]);
+    check(&ran, 0, &["callsight.toml:2", "port = '9001'", "left out", "under [sinks], write path"]);
+    assert!(!ran.stderr.contains("[files]"), "{ran}");
+    // What a terminal would act on is shown and not done.
+    let binary = [b"[sinks]\npath = \x1b[2J\x07\xff\x9b".as_slice(), &[b'x'; 9000]].concat();
+    fs::write(&toml, binary).expect("write");
+    let ran = shell.callsight(&command);
+    check(&ran, 0, &["callsight.toml:2", "path = \\x1b[2J\\x07", "left out"]);
+    let line = ran.stderr.lines().find(|line| line.contains("callsight.toml")).expect("a line");
+    assert!(line.len() < 1000 && !line.contains(char::is_control), "{ran}");
+    fs::write(&toml, "[sinks]\nlive = 'a\x1b[2J:b'\n").expect("write");
+    let ran = shell.callsight(&command);
+    check(&ran, 0, &["live in callsight.toml", "a\\x1b[2J:b", "left out"]);
+    assert!(!ran.stderr.contains('\x1b'), "{ran}");
 }
 
 #[test]
@@ -283,6 +334,146 @@ fn a_drain_that_is_killed_is_replaced_and_no_event_is_lost() {
     let report = Report::of(&traced.shell(), &["served"]);
     assert_eq!(report.calls(), true_calls(&program, "200000 2 5000"), "{ran}");
     assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
+}
+
+/// Calls `leaf` until there is a file `enough`, and says how often it has.
+const ENDLESS: &str = r#"
+#include <stdio.h>
+#include <unistd.h>
+static int leaf(int x) { return x + 1; }
+int main(void)
+{
+    int calls = 0;
+    while (access("enough", F_OK)) {
+        for (int i = 0; i < 100; i++)
+            calls = leaf(calls);
+        usleep(2000);
+    }
+    printf("%d\n", calls);
+    return 0;
+}
+"#;
+
+/// The drain that a ring whose name begins so has now.
+fn drain_of(shell: &Shell, name: &str) -> Option<i32> {
+    let list: Value = serde_json::from_str(&shell.callsight(&["rings", "--json"]).stdout).ok()?;
+    let mut rings = list["rings"].as_array()?.iter();
+    let ring = rings.find(|ring| ring["name"].as_str().is_some_and(|n| n.starts_with(name)))?;
+    let drain = ring["drain"].as_object().filter(|drain| drain["alive"] == true)?;
+    drain["pid"].as_i64()?.try_into().ok()
+}
+
+/// Waits for a drain of that ring beside those that were `killed`, and kills it.
+#[track_caller]
+fn kill_drain(shell: &Shell, name: &str, killed: &mut Vec<i32>) {
+    let begin = Instant::now();
+    let drain = loop {
+        match drain_of(shell, name).filter(|drain| !killed.contains(drain)) {
+            Some(drain) => break drain,
+            None => assert!(begin.elapsed() < Duration::from_secs(60), "no drain but {killed:?}"),
+        }
+    };
+    // SAFETY: a signal to a process; touches no memory.
+    unsafe { libc::kill(drain, libc::SIGKILL) };
+    killed.push(drain);
+}
+
+/// Starts this program, whose output is read when it has ended.
+fn start(shell: &Shell, program: &str, words: &[&str]) -> Child {
+    let mut command = Command::new(program);
+    let command = command.args(words).stdout(Stdio::piped());
+    shell.prepare(command).spawn().expect("start the program")
+}
+
+/// Tells the endless program to end; what it, or its run, said.
+#[track_caller]
+fn end(mut program: Child, shell: &Shell) -> String {
+    fs::write(shell.folder().join("enough"), "").expect("tell it to end");
+    let mut said = String::new();
+    program.stdout.take().expect("its output").read_to_string(&mut said).expect("read it");
+    assert!(program.wait().expect("its end").success(), "{said}");
+    said
+}
+
+#[track_caller]
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "never so: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a report of `served` has all the calls that the endless program said.
+#[track_caller]
+fn check_served(shell: &Shell, said: &str) {
+    let calls: u64 = said.lines().find_map(|line| line.parse().ok()).expect("a number of calls");
+    let report = Report::of(shell, &["served"]);
+    assert_eq!((report.calls_of("leaf"), report.lost()), (calls, 0), "{:?}", report.notices());
+}
+
+#[test]
+fn programs_that_follow_each_other_in_a_run_all_have_a_drain() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let server = Server::ours(&traced.shell(), &["--out", "served"]);
+    let live = format!("callsight run --no-check --ring-mb 64 --live 127.0.0.1:{}", server.port);
+    let ran =
+        traced.shell().ok(&format!("{live} -- sh -c './prog 5; sleep 1; ./prog 5; ./prog 5'"));
+    assert!(!ran.stderr.contains("given up"), "{ran}");
+    server.stop();
+    assert_eq!(Report::of(&traced.shell(), &["served"]).number("events"), 3 * 33302, "{ran}");
+}
+
+#[test]
+fn a_drain_that_is_killed_is_replaced_while_its_program_runs() {
+    let traced = Program::c(ENDLESS).build(Hooks::Ours);
+    let shell = traced.shell();
+    let server = Server::ours(&shell, &["--out", "served"]);
+    let line = format!("exec callsight run --live 127.0.0.1:{} -- ./prog 2>&1", server.port);
+    let run = start(&shell, "bash", &["-c", &line]);
+    let ring = format!("/callsight-run-{}-", run.id());
+    let mut killed = Vec::new();
+    (0..3).for_each(|_| kill_drain(&shell, &ring, &mut killed));
+    let said = end(run, &shell);
+    server.stop();
+    assert_eq!(said.matches("the drain was killed (signal: 9").count(), 3, "{said}");
+    check_served(&shell, &said);
+}
+
+#[test]
+fn serve_replaces_a_drain_that_is_killed_while_its_program_runs() {
+    let traced = Program::c(ENDLESS).build(Hooks::Ours);
+    let (ring, shell) = (Ring::new(), traced.shell());
+    let server = Server::ours(&shell, &["--out", "served", "--ring", ring.name()]);
+    let traced_shell = shell.clone().env("TRACE_ENABLE", "1").env("TRACE_SHM", ring.name());
+    let program = start(&traced_shell, "./prog", &[]);
+    let mut killed = Vec::new();
+    (0..3).for_each(|_| kill_drain(&shell, ring.name(), &mut killed));
+    let said = end(program, &shell);
+    until("the ring is drained", || !ring.exists());
+    let served = server.stop();
+    assert_eq!(served.matches("was killed (signal: 9").count(), 3, "{served}");
+    check_served(&shell, &said);
+}
+
+#[test]
+fn the_drain_of_a_server_that_was_killed_ends_and_the_next_server_has_what_it_left() {
+    let traced = Program::c(ENDLESS).build(Hooks::Ours);
+    let (ring, shell) = (Ring::new(), traced.shell());
+    let words = ["--out", "served", "--ring", ring.name()];
+    let traced_shell = shell.clone().env("TRACE_ENABLE", "1").env("TRACE_SHM", ring.name());
+    let server = Server::ours(&shell, &words);
+    let program = start(&traced_shell, "./prog", &[]);
+    until("there is a drain", || drain_of(&shell, ring.name()).is_some());
+    server.kill();
+    until("its drain ends", || drain_of(&shell, ring.name()).is_none());
+    assert!(ring.exists());
+    let server = Server::ours(&shell, &words);
+    until("there is another", || drain_of(&shell, ring.name()).is_some());
+    let said = end(program, &shell);
+    until("the ring is drained", || !ring.exists());
+    server.stop();
+    check_served(&shell, &said);
 }
 
 #[test]

@@ -265,3 +265,41 @@ fn functions_beyond_the_most_are_counted() {
     assert_eq!(recorded, 3 * 4095 + 1);
     assert!(notices.contains(&format!("{} calls were", 3 * 905)), "{notices}");
 }
+
+/// Works, forks a child that works, and runs the programs that it is told.
+const STARTER: &str = r#"
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static int leaf(int x) { return x + 1; }
+static int work(int n) { int s = 0; while (n--) s = leaf(s); return s; }
+int main(int argc, char **argv) {
+    if (!fork()) _exit(work(10) != 10);
+    wait(0);
+    int s = work(5);
+    for (int i = 1; i < argc; i++) s += system(argv[i]);
+    return s != 5; }"#;
+
+#[test]
+fn a_run_names_the_functions_of_its_program_and_of_no_other() {
+    let built = Program::c(STARTER).build(Hooks::Ours);
+    let helper =
+        Program::c("static int other(int n) { return n; } int main(void) { return other(0); }");
+    let helper = helper.build(Hooks::Ours);
+    let shell = built.shell().env("TRACE_MODE", "summary");
+    let run = |line: &str| {
+        let ran = shell.ok(&format!("callsight run {line}"));
+        (Report::parse(&ran.stdout).calls(), ran)
+    };
+    let (calls, ran) = run("--format json -- ./prog");
+    assert_eq!((calls["leaf"][0], calls["main"][0]), (15, 1), "{ran}");
+    // What another program's addresses are, nobody knows here.
+    let (calls, ran) = run(&format!("--format json -- ./prog {}", helper.exe.display()));
+    assert!(calls.keys().all(|name| name.starts_with("0x")), "{ran}");
+    let (calls, ran) = run(&format!("--no-check --format json -- sh -c {}", helper.exe.display()));
+    assert!(calls.keys().all(|name| name.starts_with("0x")), "{ran}");
+    // Whoever names a binary is believed.
+    let exe = helper.exe.display();
+    let (calls, ran) = run(&format!("--no-check --exe {exe} --format json -- sh -c {exe}"));
+    assert_eq!(calls["other"], [1], "{ran}");
+}

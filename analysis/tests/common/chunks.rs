@@ -23,16 +23,24 @@ pub struct Writer {
     pub next: u64,
     /// What it has dropped so far, as `full`.
     pub dropped: u32,
+    /// What it has dropped so far for causes that blocks do not tell.
+    pub stopped: u32,
 }
 
 impl Writer {
     pub fn new(pid: u32, tid: u32) -> Writer {
-        Writer { pid, tid, next: 0, dropped: 0 }
+        Writer { pid, tid, next: 0, dropped: 0, stopped: 0 }
     }
 
     /// It drops some.
     pub fn drop(&mut self, records: u32) {
         self.dropped += records;
+        self.next += u64::from(records);
+    }
+
+    /// It drops some because it is told to stop.
+    pub fn stop(&mut self, records: u32) {
+        self.stopped += records;
         self.next += u64::from(records);
     }
 }
@@ -83,7 +91,7 @@ impl Sender {
             start: u64::from(writer.pid) + 7,
             tid: writer.tid,
             first: writer.next,
-            lost_total: u64::from(writer.dropped),
+            lost_total: u64::from(writer.dropped) + u64::from(writer.stopped),
             lost: [writer.dropped, 0, 0, 0],
             ..BlockHeader::default()
         };

@@ -1,10 +1,9 @@
 //! A run that is streamed: the drain beside the program, and what became of the events.
 
 use std::io::{self, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use callsight_hub::local::{DrainEnd, DrainPlan, DrainProcess, RingFile, RingState};
+use callsight_hub::local::{DrainEnd, DrainPlan, KeptDrain, RingFile, RingState};
 
 use super::note;
 use crate::drain::own_drain;
@@ -15,7 +14,7 @@ pub struct Live {
     /// Name of the ring that the program records into.
     pub ring: String,
     plan: DrainPlan,
-    drain: DrainProcess,
+    drain: KeptDrain,
 }
 
 impl Live {
@@ -29,11 +28,11 @@ impl Live {
             budget_bytes,
             live: sinks.live.clone(),
         };
-        let drain = match DrainProcess::start(&plan, say) {
+        let drain = match KeptDrain::start(plan.clone(), say, note) {
             Err(error) if plan.file.is_some() => {
                 note(&format!("stream this run: {error}; it goes on without the server"));
                 plan.live = None;
-                DrainProcess::start(&plan, say)
+                KeptDrain::start(plan.clone(), say, note)
             }
             started => started,
         };
@@ -48,27 +47,16 @@ impl Live {
 
     /// Waits for the drain and says what became of the events.
     pub fn finish(self, ring_was_made: bool) {
-        let (plan, drain) = (self.plan, self.drain);
-        let ended = drain.finish(ring_was_made, note).and_then(|end| finish_again(&plan, end));
-        match ended {
+        match self.drain.finish(ring_was_made) {
             Ok(end) => {
-                note_end(&plan, &end, ring_was_made);
+                note_end(&self.plan, &end, ring_was_made);
                 if let Some((ring, state)) = &end.left {
-                    settle(&plan, ring, state);
+                    settle(&self.plan, ring, state);
                 }
             }
             Err(error) => note(&format!("wait for the drain: {error}")),
         }
     }
-}
-
-/// A drain that was killed has left in the ring what no sink had: another one takes it from there.
-fn finish_again(plan: &DrainPlan, end: DrainEnd) -> io::Result<DrainEnd> {
-    if end.status.signal().is_none() || end.was_told || end.left.is_none() {
-        return Ok(end);
-    }
-    note(&format!("the drain was killed ({}); another one takes what it left", end.status));
-    DrainProcess::start(plan, say)?.finish(true, note)
 }
 
 /// A name that no other ring has: this process's, at this moment.

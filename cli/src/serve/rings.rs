@@ -8,17 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use callsight_hub::local::{Address, DrainPlan, DrainProcess};
+use callsight_hub::local::{Address, DrainPlan, DrainProcess, Pauses};
 
 use super::say;
-use crate::drain::own_drain;
+use crate::drain::drain_of_ours;
 
 /// How often it is looked whether the server is asked to end.
 const POLL: Duration = Duration::from_millis(20);
-/// How long a drain that was killed is mourned.
-const PAUSE: Duration = Duration::from_millis(200);
-/// When it is tried again to drain a ring that could not be: another drain may have had it.
-const RETRY: Duration = Duration::from_secs(5);
+/// When it is tried again to drain a ring that could not be: another drain may have it, and may be
+/// about to end.
+const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// Starts a drain for each of these rings, and another one when it has ended, until the server is
 /// `asked` to end. The flag that is given back is set when it may: when no drain is left.
@@ -55,28 +54,32 @@ fn reachable(server: SocketAddr) -> Address {
 }
 
 fn plan(ring: String, server: Address) -> DrainPlan {
-    DrainPlan { command: own_drain(), ring, file: None, budget_bytes: 0, live: Some(server) }
+    DrainPlan { command: drain_of_ours(), ring, file: None, budget_bytes: 0, live: Some(server) }
 }
 
 fn drain_again_and_again(plan: &DrainPlan, asked: &AtomicBool) {
     let ring = &plan.ring;
+    let mut killed = Pauses::of_the_killed();
+    let mut failed = Pauses::between(RETRY.0, RETRY.1);
     while !asked.load(Ordering::Relaxed) {
-        let ended = DrainProcess::start(plan, say).and_then(|drain| drain.wait(asked));
-        match ended {
-            Ok(status) if status.success() => {}
+        let begin = Instant::now();
+        let ended = DrainProcess::spawn(plan, say).and_then(|drain| drain.wait(asked));
+        let pause = match ended {
+            Ok(status) if status.success() => Duration::ZERO,
             Ok(status) if was_killed(status) => {
                 say(&format!("the drain of {ring} was killed ({status}); another goes on with it"));
-                thread::sleep(PAUSE);
+                killed.next(begin.elapsed())
             }
             Ok(status) => {
                 say(&format!("the drain of {ring} failed ({status}); it is tried again"));
-                wait(RETRY, asked);
+                failed.next(begin.elapsed())
             }
             Err(error) => {
                 say(&format!("drain {ring}: {error}; it is tried again"));
-                wait(RETRY, asked);
+                failed.next(begin.elapsed())
             }
-        }
+        };
+        wait(pause, asked);
     }
 }
 

@@ -109,6 +109,8 @@ fn help_with_listening(error: &io::Error) -> &'static str {
 pub struct Totals {
     /// Streams that ended.
     pub streams: u32,
+    /// Of these, those of which an earlier server has the beginning.
+    pub resumed_streams: u32,
     /// Connections that never became a stream.
     pub refused: u32,
     /// Connections closed because what came was damaged or against the limits.
@@ -126,6 +128,7 @@ pub struct Totals {
 impl Totals {
     fn count(&mut self, tally: &Tally) {
         self.streams += 1;
+        self.resumed_streams += u32::from(tally.resumed_behind.is_some_and(|block| block > 0));
         let again = tally.again_events.min(tally.stored_events());
         self.again_events += again;
         self.stored_events += tally.stored_events() - again;
@@ -134,8 +137,8 @@ impl Totals {
     }
 }
 
-/// For people: `2 streams, 10 events (3 of them came twice), 0 dropped, unaccounted=0, 1 connection
-/// refused`.
+/// For people: `2 streams, 10 events (3 of them came twice), 0 dropped, unaccounted=0, without what an
+/// earlier server had of 1 stream, 1 connection refused`.
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (streams, events) =
@@ -146,6 +149,10 @@ impl fmt::Display for Totals {
         }
         let Totals { dropped_events, unaccounted, .. } = self;
         write!(f, ", {dropped_events} dropped, unaccounted={unaccounted}")?;
+        if self.resumed_streams > 0 {
+            let of = counted(self.resumed_streams, "stream");
+            write!(f, ", without what an earlier server had of {of}")?;
+        }
         for (connections, how) in [(self.refused, "refused"), (self.rejected, "rejected")] {
             if connections > 0 {
                 write!(f, ", {} {how}", counted(connections, "connection"))?;

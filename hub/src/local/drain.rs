@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
+use std::net::Ipv6Addr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -20,6 +21,7 @@ use rustix::process::Signal;
 use super::launch::{Signals, send};
 use super::ring::RingFile;
 use super::state::RingState;
+use crate::stream::in_one_line;
 
 /// How long a drain may take until it waits for the program: finding its server may take some time.
 const START: Duration = Duration::from_secs(5);
@@ -56,6 +58,10 @@ impl FromStr for Address {
         match port {
             Some(port) if !host.is_empty() && (bare.is_some() || !host.contains(':')) => {
                 Ok(Address { host: host.to_owned(), port })
+            }
+            // Of `::1:9001`, nobody knows where the port begins.
+            _ if text.parse::<Ipv6Addr>().is_ok() => {
+                Err(format!("an IPv6 address needs brackets and a port, like [{text}]:9001"))
             }
             _ => Err("it must be HOST:PORT, like 192.168.1.5:9001 or [::1]:9001".to_owned()),
         }
@@ -109,6 +115,7 @@ impl DrainPlan {
 pub struct DrainProcess {
     child: Child,
     ring: String,
+    started: Instant,
     /// Ends with the drain's last line.
     ready: Receiver<()>,
 }
@@ -125,12 +132,11 @@ pub struct DrainEnd {
 }
 
 impl DrainProcess {
-    /// Starts a drain and waits until it waits for the program, or has something to do. `say` gets
-    /// its lines.
+    /// Starts a drain. `say` gets its lines.
     ///
     /// # Errors
-    /// Why it could not be started; what it said itself was handed to `say`.
-    pub fn start(
+    /// Why it could not be started.
+    pub fn spawn(
         plan: &DrainPlan,
         say: impl Fn(&str) + Send + 'static,
     ) -> io::Result<DrainProcess> {
@@ -148,7 +154,19 @@ impl DrainProcess {
         let (tell, ready) = channel();
         let lines = child.stderr.take().map(BufReader::new);
         thread::spawn(move || lines.map(|lines| hand_on(lines, &tell, say)));
-        let mut drain = DrainProcess { child, ring: plan.ring.clone(), ready };
+        Ok(DrainProcess { child, ring: plan.ring.clone(), started: Instant::now(), ready })
+    }
+
+    /// Starts a drain and waits until it waits for the program, or has something to do. `say` gets
+    /// its lines.
+    ///
+    /// # Errors
+    /// Why it could not be started; what it said itself was handed to `say`.
+    pub fn start(
+        plan: &DrainPlan,
+        say: impl Fn(&str) + Send + 'static,
+    ) -> io::Result<DrainProcess> {
+        let mut drain = DrainProcess::spawn(plan, say)?;
         match drain.ready.recv_timeout(START) {
             Ok(()) | Err(RecvTimeoutError::Timeout) => Ok(drain),
             Err(RecvTimeoutError::Disconnected) => match drain.child.wait()? {
@@ -157,6 +175,11 @@ impl DrainProcess {
                 status => Err(io::Error::other(format!("the drain ended at once ({status})"))),
             },
         }
+    }
+
+    /// How it ended, and after how long, where it has.
+    pub(super) fn ended(&mut self) -> io::Result<Option<(ExitStatus, Duration)>> {
+        Ok(self.child.try_wait()?.map(|status| (status, self.started.elapsed())))
     }
 
     /// Waits for its end, however long that takes; once `stop` is set, it is told to end.
@@ -237,7 +260,7 @@ impl Drop for DrainProcess {
 fn hand_on(lines: BufReader<impl Read>, ready: &Sender<()>, say: impl Fn(&str)) {
     for line in lines.split(b'\n') {
         let Ok(line) = line else { return };
-        let line = String::from_utf8_lossy(&line);
+        let line = in_one_line(&String::from_utf8_lossy(&line));
         if line.starts_with(READY) {
             // Whoever waited for it may have lost patience.
             let _ = ready.send(());
@@ -305,6 +328,10 @@ mod tests {
         }
         for text in ["", "a", ":1", "a:", "a:0", "a:65536", "::1:9001", "[]:1", "a:1 "] {
             assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+        for text in ["::1", "::1:9001", "fe80::2"] {
+            let why = text.parse::<Address>().expect_err("no brackets");
+            assert!(why.ends_with(&format!("like [{text}]:9001")), "{why}");
         }
     }
 

@@ -68,7 +68,7 @@ impl Outcome {
 pub enum LaunchError {
     /// The folder of captures cannot be used.
     #[error(
-        "make the folder {} for captures: {error}; --dir wants a folder that can be made and \
+        "make the folder {} for captures: {error}; --path wants a folder that can be made and \
          written to",
         path.display()
     )]
@@ -80,7 +80,7 @@ pub enum LaunchError {
     },
     /// An old capture cannot be removed.
     #[error(
-        "remove the old capture {}: {error}; remove it by hand, or name another --dir",
+        "remove the old capture {}: {error}; remove it by hand, or name another --path",
         path.display()
     )]
     Remove {

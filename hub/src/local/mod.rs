@@ -4,6 +4,7 @@
 mod drain;
 mod elf;
 mod hooks;
+mod keep;
 mod launch;
 mod modules;
 mod pages;
@@ -16,10 +17,11 @@ mod state;
 
 pub use drain::{Address, DrainEnd, DrainPlan, DrainProcess};
 pub use hooks::{Hooks, find_program, hooks_of};
+pub use keep::{KeptDrain, Pauses};
 pub use launch::{Launch, LaunchError, Outcome, captures_in, remove_captures};
 pub use process::ProcessId;
-pub use ring::{RingError, RingFile};
+pub use ring::{RingError, RingFile, check_name};
 pub use rings::{Found, Unborn, rings_here};
-pub use signals::ending_signals;
+pub use signals::{end_with_parent, ending_signals};
 pub use snapshot::{Snapshot, SnapshotError, snapshot};
 pub use state::{Member, RingCommand, RingState};

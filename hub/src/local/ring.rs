@@ -21,6 +21,9 @@ use crate::stream::in_one_line;
 /// Where shared memory objects are.
 pub(super) const SHARED_MEMORY: &str = "/dev/shm";
 
+/// Most bytes of the name of a file.
+const NAME_BYTES: usize = 255;
+
 /// Why a ring cannot be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
@@ -46,6 +49,19 @@ pub enum RingError {
         /// Why.
         why: &'static str,
     },
+}
+
+/// A name that a ring can have, without its slash.
+///
+/// # Errors
+/// It is none.
+pub fn check_name(name: &str) -> Result<&str, RingError> {
+    let base = name.strip_prefix('/').unwrap_or(name);
+    let is_none = base.is_empty() || base.contains('/') || base == "." || base == "..";
+    match is_none || base.len() > NAME_BYTES {
+        true => Err(RingError::Name { name: name.to_owned() }),
+        false => Ok(base),
+    }
 }
 
 fn shown(path: &Path) -> String {
@@ -84,11 +100,7 @@ impl RingFile {
     /// # Errors
     /// What is wrong with the name or with the ring.
     pub fn open(name: &str) -> Result<RingFile, RingError> {
-        let base = name.strip_prefix('/').unwrap_or(name);
-        if base.is_empty() || base.contains('/') || base == "." || base == ".." {
-            return Err(RingError::Name { name: name.to_owned() });
-        }
-        RingFile::open_path(&Path::new(SHARED_MEMORY).join(base))
+        RingFile::open_path(&Path::new(SHARED_MEMORY).join(check_name(name)?))
     }
 
     pub(super) fn open_path(path: &Path) -> Result<RingFile, RingError> {

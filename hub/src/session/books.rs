@@ -4,7 +4,7 @@
 //! had sent and not given back. Only the numbers of the writers show it, over all streams; in which
 //! order they come makes no difference.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,8 +18,11 @@ const MAX_WRITERS: usize = 1 << 16;
 /// Most pieces of a life between which something is missing; the oldest are then taken for one.
 const MAX_SPANS: usize = 32;
 
-/// A thread: which machine, process, start of that, thread.
-type WriterId = (u64, u32, u64, u32);
+/// Which ring of which machine.
+pub(super) type RingId = u64;
+
+/// A thread: which ring, process, start of that, thread.
+type WriterId = (RingId, u32, u64, u32);
 
 /// A loss that a note tells: of whom, when, why, how much.
 type Told = (WriterId, u64, Cause, u64);
@@ -33,9 +36,24 @@ struct State {
     writers: HashMap<WriterId, Vec<Life>>,
     /// Losses by their notes, and the session that told of them first.
     told: HashMap<Told, u32>,
-    /// What the sessions' own accounts say of both sums below.
-    lost_by_sessions: u64,
-    missing_by_sessions: u64,
+    /// Rings whose first stream came here: what there is of them came here or is missing.
+    whole: HashSet<RingId>,
+    /// What the sessions' own accounts say, by ring.
+    by_sessions: HashMap<RingId, Sums>,
+}
+
+/// Of a ring: what its writers dropped, and records that are missing by number.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    lost: u64,
+    missing: u64,
+}
+
+impl Sums {
+    fn add(&mut self, lost: u64, missing: u64) {
+        self.lost = self.lost.saturating_add(lost);
+        self.missing = self.missing.saturating_add(missing);
+    }
 }
 
 /// One thread from its start to its end; other lives of its id have other times.
@@ -118,8 +136,10 @@ impl Life {
     }
 
     fn missing(&self) -> u64 {
+        let first = self.spans.first().filter(|_| !self.late);
+        let before = first.map_or(0, |span| span.first.saturating_sub(span.lost_first));
         let gaps = self.spans.windows(2).map(|pair| missing_between(&pair[0], &pair[1]));
-        gaps.fold(self.missing, u64::saturating_add)
+        gaps.fold(self.missing.saturating_add(before), u64::saturating_add)
     }
 
     fn lost(&self) -> u64 {
@@ -149,18 +169,22 @@ fn life_of<'a>(lives: &'a mut Vec<Life>, block: &BlockHeader, late: bool) -> &'a
 }
 
 impl Books {
-    /// Takes note of a block that a machine sent; which of its numbers had come before. `late` where
-    /// its stream is not the first of its ring that there was.
-    pub fn add(&self, machine: u64, block: &BlockHeader, late: bool) -> Vec<Range<u64>> {
+    /// Takes note of a block of a ring; which of its numbers had come before. `late` where its stream
+    /// is not the first of its ring that there was.
+    pub fn add(&self, ring: RingId, block: &BlockHeader, late: bool) -> Vec<Range<u64>> {
         // A block of nothing but a drain's notes tells what its writer dropped behind all it stored.
         if block.numbered == 0 && (block.first == 0 || block.lost_total == 0) {
             return Vec::new();
         }
         let mut state = self.lock();
-        let id = (machine, block.pid, block.start, block.tid);
+        let id = (ring, block.pid, block.start, block.tid);
         if state.writers.len() >= MAX_WRITERS && !state.writers.contains_key(&id) {
             return Vec::new();
         }
+        if !late && state.whole.len() < MAX_WRITERS {
+            state.whole.insert(ring);
+        }
+        let late = !state.whole.contains(&ring);
         let lives = state.writers.entry(id).or_default();
         life_of(lives, block, late).add(block, late)
     }
@@ -169,32 +193,42 @@ impl Books {
     pub fn told_before(
         &self,
         session: u32,
-        (machine, block): (u64, &BlockHeader),
+        (ring, block): (RingId, &BlockHeader),
         (ts, cause, events): (u64, Cause, u64),
     ) -> bool {
         let mut state = self.lock();
-        let key = ((machine, block.pid, block.start, block.tid), ts, cause, events);
+        let key = ((ring, block.pid, block.start, block.tid), ts, cause, events);
         if state.told.len() >= MAX_WRITERS && !state.told.contains_key(&key) {
             return false;
         }
         *state.told.entry(key).or_insert(session) != session
     }
 
-    /// A session has ended.
+    /// A session has ended. One without blocks has nothing of what is in here.
     pub fn count(&self, tally: &Tally) {
+        let Some(ring) = tally.ring else { return };
         let mut state = self.lock();
-        state.lost_by_sessions += tally.lost_by_writers();
-        state.missing_by_sessions += tally.missing_records;
+        if state.by_sessions.len() < MAX_WRITERS || state.by_sessions.contains_key(&ring) {
+            let sums = state.by_sessions.entry(ring).or_default();
+            sums.add(tally.lost_by_writers(), tally.missing_records);
+        }
     }
 
     /// What no session counts: lost between two streams of a ring, and the losses whose notes were.
+    /// For each ring, since another one may have losses that no block tells.
     pub fn lost_between(&self) -> u64 {
         let state = self.lock();
-        let lives = || state.writers.values().flatten();
-        let missing = lives().map(Life::missing).fold(0, u64::saturating_add);
-        let lost = lives().map(Life::lost).fold(0, u64::saturating_add);
-        let missing = missing.saturating_sub(state.missing_by_sessions);
-        missing.saturating_add(lost.saturating_sub(state.lost_by_sessions))
+        let mut rings: HashMap<RingId, Sums> = HashMap::new();
+        for ((ring, ..), lives) in &state.writers {
+            let sums = rings.entry(*ring).or_default();
+            lives.iter().for_each(|life| sums.add(life.lost(), life.missing()));
+        }
+        let beyond = rings.into_iter().map(|(ring, all)| {
+            let counted = state.by_sessions.get(&ring).copied().unwrap_or_default();
+            let missing = all.missing.saturating_sub(counted.missing);
+            missing.saturating_add(all.lost.saturating_sub(counted.lost))
+        });
+        beyond.fold(0, u64::saturating_add)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -245,8 +279,32 @@ mod tests {
         add(&books, true, &[(40, 10, 9, 25), (50, 1, 10, 25)]);
         // 5 records that no stream has, and 25 that the writer dropped.
         assert_eq!(books.lost_between(), 30);
-        books.count(&Tally { missing_records: 5, ..Tally::default() });
+        books.count(&Tally { ring: Some(0), missing_records: 5, ..Tally::default() });
         assert_eq!(books.lost_between(), 25);
+    }
+
+    #[test]
+    fn a_loss_that_a_session_counts_is_none_between_two_whatever_its_cause() {
+        for cause in [Cause::Full, Cause::Stopped, Cause::Budget, Cause::Io, Cause::Torn] {
+            let books = Books::default();
+            add(&books, false, &[(0, 10, 5, 0), (50, 0, 9, 40)]);
+            let mut tally = Tally { ring: Some(0), ..Tally::default() };
+            tally.lost_in_ring.add(cause, 40);
+            books.count(&tally);
+            assert_eq!(books.lost_between(), 0, "{cause:?}");
+        }
+    }
+
+    #[test]
+    fn what_another_ring_lost_explains_nothing_here() {
+        let books = Books::default();
+        add(&books, false, &[(0, 10, 5, 0), (50, 0, 9, 40)]);
+        for ring in [Some(1), None] {
+            let mut tally = Tally { ring, missing_records: 90, ..Tally::default() };
+            tally.lost_in_ring.add(Cause::Full, 90);
+            books.count(&tally);
+        }
+        assert_eq!(books.lost_between(), 40);
     }
 
     #[test]
@@ -257,6 +315,26 @@ mod tests {
         // One that tells less, of before.
         assert_eq!(add(&books, true, &[(5, 0, 9, 2)]), [0]);
         assert_eq!(books.lost_between(), 40);
+    }
+
+    #[test]
+    fn what_a_killed_drain_lost_of_the_beginning_of_a_thread_is_missing() {
+        let books = Books::default();
+        add(&books, false, &[(0, 10, 5, 0)]);
+        let of_another = BlockHeader {
+            pid: 7,
+            tid: 2,
+            first: 400,
+            numbered: 10,
+            first_ts: 9,
+            lost_total: 25,
+            ..Default::default()
+        };
+        books.add(0, &of_another, true);
+        assert_eq!(books.lost_between(), 400);
+        // Of another ring, whose first drain had another server, nobody knows.
+        books.add(1, &of_another, true);
+        assert_eq!(books.lost_between(), 400);
     }
 
     #[test]

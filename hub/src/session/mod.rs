@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use callsight_format::{
-    ByteOrder, Cause, END_DONE, EVENT_BYTES, KIND_ENTER, KIND_EXIT, OP_NOTE, Unpacker,
+    ByteOrder, Cause, END_DONE, EVENT_BYTES, KIND_ENTER, KIND_EXIT, OP_NOTE, Origin, Unpacker,
 };
 
 use crate::batch::{BATCH_BYTES, Pool};
@@ -21,6 +21,7 @@ use crate::sink::Closing;
 use crate::stream::{Block, Chunk, Item, Sender, StreamEnd, StreamId};
 use crate::{Amount, Content, Dropped, Ending, LossWatch, Losses, SessionMeta, Sink};
 pub(crate) use books::Books;
+use books::RingId;
 use lanes::Lanes;
 use numbers::Numbers;
 pub(crate) use tally::counted;
@@ -54,6 +55,7 @@ impl<F: Fn(&str)> Host for F {
 pub struct Session {
     id: u32,
     order: ByteOrder,
+    origin: Origin,
     stream: Option<StreamId>,
     lanes: Lanes,
     pool: Pool,
@@ -62,8 +64,8 @@ pub struct Session {
     numbers: Numbers,
     /// What all streams of this server bring.
     books: Arc<Books>,
-    /// What tells the sender's machine from others.
-    machine: u64,
+    /// What tells the sender's ring from others.
+    ring: RingId,
     /// Other drains, or an earlier server, had what came before of the same ring.
     late: bool,
     /// Number of the last block taken, here or by an earlier server.
@@ -99,6 +101,7 @@ impl Session {
         Session {
             id: meta.id,
             order: meta.order,
+            origin: meta.origin,
             stream: meta.stream,
             lanes: Lanes::start(meta, sinks, last_block),
             pool: Pool::default(),
@@ -106,7 +109,7 @@ impl Session {
             watch: LossWatch::default(),
             numbers: Numbers::default(),
             books: Arc::default(),
-            machine: 0,
+            ring: 0,
             late: false,
             last_block,
             raw_records: 0,
@@ -156,8 +159,9 @@ impl Session {
 
     /// Ends every sink and gives the account. `cut_records` were announced and did not come.
     pub fn finish(mut self, cut_records: u64, host: &dyn Host) -> Tally {
-        let (mut lost_before, missing) = self.lost_before();
-        self.tally.missing_records = missing;
+        let (mut lost_before, lost_in_ring, missing) = self.lost_before();
+        self.tally.ring = self.stream.map(|_| self.ring);
+        (self.tally.lost_in_ring, self.tally.missing_records) = (lost_in_ring, missing);
         if self.stream.is_none() {
             lost_before.add(Cause::Torn, cut_records);
         }
@@ -191,8 +195,10 @@ impl Session {
             return;
         }
         self.last_block = header.number;
-        self.numbers.observe(&header);
-        let again = self.books.add(self.machine, &header, self.late);
+        // What came before the greeting has no numbers.
+        let late = self.late || self.raw_records > 0;
+        self.numbers.observe(&header, late);
+        let again = self.books.add(self.ring, &header, late);
         self.tally.again_events += calls_among(block, &again);
         self.hear(block);
         let amount = Amount::of_block(&header);
@@ -206,7 +212,7 @@ impl Session {
             let before = self.watch.told();
             self.watch.observe_marker(marker);
             for (cause, events) in self.watch.told().beyond(&before).iter() {
-                let writer = (self.machine, &block.header);
+                let writer = (self.ring, &block.header);
                 if self.books.told_before(self.id, writer, (marker.ts, cause, events)) {
                     self.tally.again_lost.add(cause, events);
                 }
@@ -228,7 +234,7 @@ impl Session {
     fn take_sender(&mut self, sender: &Sender, chunk: &[u8], host: &dyn Host) {
         if !std::mem::replace(&mut self.tally.named, true) {
             host.say(&sender.to_string());
-            self.machine = machine_of(sender);
+            self.ring = ring_of(sender, &self.origin);
             self.late |= sender.taken > 0;
             self.offer(Content::Sender(sender.clone()), chunk, Amount::default(), host);
         }
@@ -262,27 +268,43 @@ impl Session {
         }
     }
 
-    /// What was lost before it came. A sender that says who it is tells its losses in the events
-    /// and at its end: what it has not told yet, the next sender of its ring will, so its notices
-    /// count nothing. For others they do. The total of a notice has no cause; what goes beyond
-    /// the causes known is for want of room in the ring, the only loss of a version 2 sender.
+    /// What was lost before it came: all of it, and of that what never left the ring. What is missing by
+    /// number is records; where the sender says that it did not send them, it says how many events they
+    /// were.
     ///
-    /// What is missing by number is records; where the sender says that it did not send them, it
-    /// says how many events they were.
-    ///
-    /// The other number is that of the records missing by number.
-    fn lost_before(&self) -> (Losses, u64) {
+    /// The last one is the number of the records missing by number.
+    fn lost_before(&self) -> (Losses, Losses, u64) {
+        let in_ring = self.lost_in_ring();
+        let not_sent = self.end.as_ref().map_or(Dropped::default(), |end| end.not_sent);
+        let missing = self.missing_records(&in_ring).max(not_sent.records.sum());
+        let mut lost = in_ring.plus(&not_sent.events);
+        lost.add(Cause::Unacked, missing - not_sent.records.sum());
+        (lost, in_ring, missing)
+    }
+
+    /// A sender that says who it is tells its losses in the events and at its end: what it has not told
+    /// yet, the next sender of its ring will, so its notices count nothing. For others they do. The
+    /// total of a notice has no cause; what goes beyond the causes known is for want of room in the
+    /// ring, the only loss of a version 2 sender.
+    fn lost_in_ring(&self) -> Losses {
         let told = self.watch.told();
         let mut stated = self.end.as_ref().map_or(told, |end| end.dropped_events);
         if !self.tally.named {
             stated.add(Cause::Full, self.noticed_events.saturating_sub(stated.sum()));
         }
-        let lost = told.raised_to(&stated);
-        let not_sent = self.end.as_ref().map_or(Dropped::default(), |end| end.not_sent);
-        let missing = self.missing_records(&lost).max(not_sent.records.sum());
-        let mut lost = lost.plus(&not_sent.events);
-        lost.add(Cause::Unacked, missing - not_sent.records.sum());
-        (lost, missing)
+        self.named_by_blocks(told.raised_to(&stated))
+    }
+
+    /// A loss that a writer's note tells as `full`, and its blocks for a cause that they do not tell,
+    /// was not for want of room: where no end says it, that is known by this alone.
+    fn named_by_blocks(&self, lost: Losses) -> Losses {
+        let known = [Cause::Stopped, Cause::Budget, Cause::Io].map(|cause| lost.of(cause));
+        let others = self.numbers.lost_for_other_causes();
+        let misnamed = others.saturating_sub(known.iter().sum()).min(lost.of(Cause::Full));
+        let (mut full, mut stopped) = (Losses::default(), Losses::default());
+        full.add(Cause::Full, misnamed);
+        stopped.add(Cause::Stopped, misnamed);
+        lost.beyond(&full).plus(&stopped)
     }
 
     /// Records that a sender which packs took out of its ring and that never came: numbers that
@@ -326,13 +348,14 @@ impl Session {
     }
 }
 
-/// What tells the machine of a sender from others. Of one that does not say which clock it has nobody
-/// knows whether another stream is of the same, so it has a machine of its own.
-fn machine_of(sender: &Sender) -> u64 {
+/// What tells the ring of a sender from others: its machine, and when its clock was started. Of a
+/// machine that does not say which clock it has nobody knows whether another stream is of the same, so
+/// it has a ring of its own.
+fn ring_of(sender: &Sender, origin: &Origin) -> RingId {
     let mut hasher = DefaultHasher::new();
     match (sender.clock.is_empty(), sender.stream) {
         (true, Some(stream)) => stream.hash(&mut hasher),
-        _ => (&sender.host, &sender.clock).hash(&mut hasher),
+        _ => (&sender.host, &sender.clock, origin.t0_ns, origin.t0_ticks).hash(&mut hasher),
     }
     hasher.finish()
 }

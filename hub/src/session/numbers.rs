@@ -13,6 +13,35 @@ struct Writer {
     born_ts: u64,
     next: u64,
     lost_total: u64,
+    /// Of these, for causes that blocks do not tell: before its first block here, and in all.
+    others_before: u64,
+    others: u64,
+}
+
+impl Writer {
+    fn beginning_with(header: &BlockHeader) -> Writer {
+        let others = others(header);
+        Writer {
+            born_ts: header.first_ts,
+            next: header.first.saturating_add(header.numbered.into()),
+            lost_total: header.lost_total,
+            others_before: if header.first == 0 { 0 } else { others },
+            others,
+        }
+    }
+
+    fn others_here(&self) -> u64 {
+        self.others.saturating_sub(self.others_before)
+    }
+}
+
+/// What its writer had dropped for causes that a block does not tell. Those that it does tell are
+/// modulo 2^32, so of a greater sum nothing is known.
+fn others(header: &BlockHeader) -> u64 {
+    match u32::try_from(header.lost_total) {
+        Ok(total) => header.lost.into_iter().fold(total, u32::saturating_sub).into(),
+        Err(_) => 0,
+    }
 }
 
 /// Follows the writers of a stream.
@@ -20,32 +49,45 @@ struct Writer {
 pub(super) struct Numbers {
     writers: HashMap<(u32, u64, u32), Writer>,
     missing_records: u64,
+    /// Of writers whose names others have by now.
+    others_of_former: u64,
 }
 
 impl Numbers {
     /// Looks at the next block of a stream. Numbers that are passed over, less what the writer
-    /// says it has dropped since, are missing.
-    pub fn observe(&mut self, header: &BlockHeader) {
+    /// says it has dropped since, are missing. In a `late` stream others may have had what comes
+    /// before the first block of a writer.
+    pub fn observe(&mut self, header: &BlockHeader, late: bool) {
         let key = (header.pid, header.start, header.tid);
-        let next = header.first.saturating_add(header.numbered.into());
-        let lost_total = header.lost_total;
         let full = self.writers.len() >= MAX_WRITERS;
         match self.writers.get_mut(&key) {
             Some(writer) if header.first > 0 || header.first_ts == writer.born_ts => {
                 let passed_over = header.first.saturating_sub(writer.next);
-                let dropped = lost_total.saturating_sub(writer.lost_total);
+                let dropped = header.lost_total.saturating_sub(writer.lost_total);
                 self.missing_records =
                     self.missing_records.saturating_add(passed_over.saturating_sub(dropped));
+                let next = header.first.saturating_add(header.numbered.into());
                 writer.next = writer.next.max(next);
-                writer.lost_total = writer.lost_total.max(lost_total);
+                writer.lost_total = writer.lost_total.max(header.lost_total);
+                writer.others = writer.others.max(others(header));
             }
-            Some(writer) => *writer = Writer { born_ts: header.first_ts, next, lost_total },
+            Some(writer) => {
+                self.others_of_former += writer.others_here();
+                *writer = Writer::beginning_with(header);
+            }
             None if full => {}
             None => {
-                let born_ts = header.first_ts;
-                self.writers.insert(key, Writer { born_ts, next, lost_total });
+                let before = if late { 0 } else { header.first.saturating_sub(header.lost_total) };
+                self.missing_records = self.missing_records.saturating_add(before);
+                self.writers.insert(key, Writer::beginning_with(header));
             }
         }
+    }
+
+    /// What the writers dropped here for causes that blocks do not tell, at least.
+    pub fn lost_for_other_causes(&self) -> u64 {
+        let lost = self.writers.values().map(Writer::others_here);
+        lost.fold(self.others_of_former, u64::saturating_add)
     }
 
     /// Records that were passed over and that nobody has dropped.
@@ -60,6 +102,10 @@ mod tests {
 
     /// Blocks as (tid, first, numbered, first time, lost before) → what is missing.
     fn missing(blocks: &[(u32, u64, u32, u64, u64)]) -> u64 {
+        missing_in(false, blocks)
+    }
+
+    fn missing_in(late: bool, blocks: &[(u32, u64, u32, u64, u64)]) -> u64 {
         let mut numbers = Numbers::default();
         for &(tid, first, numbered, first_ts, lost_total) in blocks {
             let header = BlockHeader {
@@ -70,7 +116,7 @@ mod tests {
                 lost_total,
                 ..BlockHeader::default()
             };
-            numbers.observe(&header);
+            numbers.observe(&header, late);
         }
         numbers.missing_records()
     }
@@ -86,11 +132,15 @@ mod tests {
     #[test]
     fn a_thread_id_that_is_used_again_begins_anew_and_a_late_start_is_no_gap() {
         assert_eq!(missing(&[(1, 0, 10, 5, 0), (1, 0, 10, 99, 0), (1, 10, 1, 100, 0)]), 0);
-        assert_eq!(missing(&[(1, 700, 10, 5, 3), (1, 710, 10, 99, 3)]), 0);
+        let late_start = [(1, 700, 10, 5, 3), (1, 710, 10, 99, 3)];
+        assert_eq!(missing_in(true, &late_start), 0);
+        // Where nobody else had the beginning, it is.
+        assert_eq!(missing_in(false, &late_start), 697);
     }
 
     #[test]
     fn numbers_that_came_before_are_no_gap() {
-        assert_eq!(missing(&[(1, 10, 10, 5, 0), (1, 12, 4, 6, 0), (1, 20, 1, 7, 0)]), 0);
+        let again = [(1, 10, 10, 5, 0), (1, 12, 4, 6, 0), (1, 20, 1, 7, 0)];
+        assert_eq!(missing_in(true, &again), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use callsight_format::Cause;
 
+use super::books::RingId;
 use crate::Losses;
 
 /// What became of the events a sink was offered.
@@ -45,6 +46,10 @@ pub struct Tally {
     pub again_events: u64,
     /// Of what was lost, what another stream told of, too.
     pub again_lost: Losses,
+    /// The ring, of a sender that packs.
+    pub(super) ring: Option<RingId>,
+    /// Of what was lost before it came, what never left the ring.
+    pub(super) lost_in_ring: Losses,
     /// Records missing by number.
     pub(super) missing_records: u64,
     /// Chunks of types that were not known.
@@ -68,11 +73,11 @@ impl Tally {
         self.sinks.first().map_or(self.lost_before, |sink| self.dropped_for(sink))
     }
 
-    /// What the writers of its ring dropped, as they say, less what another stream told of.
+    /// What the writers of its ring dropped, as they say, less what another stream told of. Those that
+    /// have no place in the ring number nothing.
     pub(super) fn lost_by_writers(&self) -> u64 {
-        let lost = self.lost_before.beyond(&self.again_lost);
-        let causes = [Cause::Full, Cause::Reentrant, Cause::Fork, Cause::Torn];
-        causes.into_iter().map(|cause| lost.of(cause)).sum()
+        let lost = self.lost_in_ring.beyond(&self.again_lost);
+        lost.sum() - lost.of(Cause::NoSlot)
     }
 
     fn dropped_for(&self, sink: &SinkTally) -> Losses {

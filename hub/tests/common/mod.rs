@@ -72,6 +72,13 @@ pub fn loss_note(tid: u32, cause: Cause, events: u64, order: ByteOrder) -> Vec<u
     (0..note_records(note.len())).flat_map(record).collect()
 }
 
+/// The same as the records of a block.
+pub fn loss_events(tid: u32, cause: Cause, events: u64) -> Vec<Event> {
+    let order = ByteOrder::Little;
+    let note = loss_note(tid, cause, events, order);
+    note.chunks(EVENT_BYTES).map(|event| Event::parse(event, order).expect("a note")).collect()
+}
+
 /// A chunk with a header that says the truth.
 pub fn chunk(kind: u32, raw: &[u8], order: ByteOrder) -> Vec<u8> {
     let payload = zstd::bulk::compress(raw, 1).expect("compress");

@@ -52,12 +52,14 @@ pub fn end_not_sent(
 pub struct Writer {
     pub tid: u32,
     pub next: u64,
-    pub lost_total: u64,
+    /// What it dropped for want of room, and for causes that blocks do not tell.
+    pub full: u32,
+    pub stopped: u32,
 }
 
 impl Writer {
     pub fn new(tid: u32) -> Writer {
-        Writer { tid, next: 0, lost_total: 0 }
+        Writer { tid, next: 0, full: 0, stopped: 0 }
     }
 
     /// Block `number` of the stream, with `calls` calls.
@@ -73,7 +75,8 @@ impl Writer {
             pid: 7,
             start: 99,
             tid: self.tid,
-            lost_total: self.lost_total,
+            lost_total: u64::from(self.full) + u64::from(self.stopped),
+            lost: [self.full, 0, 0, 0],
             ..BlockHeader::default()
         };
         let mut packer = packer::Packer::new(header);
