@@ -37,6 +37,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -53,6 +54,7 @@
 #include "stream/hello.h"
 #include "stream/pack.h"
 #include "stream/parcel.h"
+#include "stream/find.h"
 #include "stream/live.h"
 #include "stream/save.h"
 #include "stream/outlet.h"
@@ -138,7 +140,9 @@ static int drain_ring(struct ring *ring, struct outlet *outlet)
         say_sink(outlet, live, "live");
     say_sink(outlet, save, "file");
     say_counts(&counts, reason, (int64_t)rest);
-    return live->dead || save->dead || outlet->live.sink.why[0] != 0 ? EXIT_BROKEN : 0;
+    int failed = live->dead || save->dead || live->why[0] != 0
+                 || live->dropped[CALLSIGHT_CAUSE_REJECTED] != 0;
+    return failed ? EXIT_BROKEN : 0;
 }
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
@@ -152,9 +156,12 @@ struct arguments {
     int reconnects;
 };
 
-static void misuse(void) __attribute__((noreturn));
-static void misuse(void)
+/* `why` is of the word; NULL where none is to blame. */
+static void misuse(const char *word, const char *why) __attribute__((noreturn));
+static void misuse(const char *word, const char *why)
 {
+    if (word != NULL)
+        say("use \"%s\": %s", word, why);
     fputs(usage, stderr);
     exit(EXIT_REFUSED);
 }
@@ -197,15 +204,21 @@ static void read_arguments(struct arguments *to, int count, char **words)
             to->folder = words[++at];
         else if (strcmp(word, "--budget") == 0 && has_value)
             to->budget = read_budget(words[++at]);
+        else if (strcmp(word, "--file") == 0 || strcmp(word, "--budget") == 0)
+            misuse(word, "its value must follow");
         else if (strcmp(word, "--reconnect") == 0)
             to->reconnects = 1;
-        else if ((word[0] == '-' && !isdigit((unsigned char)word[1])) || named == 3)
-            misuse();
+        else if (!only_names && word[0] == '-' && !isdigit((unsigned char)word[1]))
+            misuse(word, "there is no such option");
+        else if (named == 3)
+            misuse(word, "it is one word too many");
         else
             names[named++] = word;
     }
-    if (named != 3 && !(named == 1 && to->folder != NULL))
-        misuse();
+    if (named == 2)
+        misuse(names[1], "a host needs a port behind it");
+    if (named == 0 || (named == 1 && to->folder == NULL))
+        misuse(names[0], "it needs HOST PORT behind it, or --file DIR");
     to->ring = names[0];
     to->host = names[1];
     to->port = names[2];
@@ -237,6 +250,8 @@ int main(int argc, char **argv)
         live_prepare(&outlet.live, arguments.host, arguments.port, arguments.reconnects);
     if (arguments.folder != NULL)
         save_prepare(&outlet.save, arguments.folder, arguments.budget);
+    if (outlet.save.sink.dead && !outlet.live.sink.on)
+        return EXIT_BROKEN;
     remove_unborn();
     while (ring_wait(&ring)) {
         ring_claim(&ring);

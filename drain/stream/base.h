@@ -145,14 +145,6 @@ static void fail(int code, const char *format, ...)
     exit(code);
 }
 
-/* Ends with what was said before. */
-static void fail_quietly(int code) __attribute__((noreturn));
-static void fail_quietly(int code)
-{
-    release_claim();
-    exit(code);
-}
-
 static uint64_t now_ns(void)
 {
     struct timespec now;

@@ -121,7 +121,7 @@ static uint32_t bytes_run(struct byte_ring *bytes)
             checked_ns = now;
         }
         if (outlet_is_dead(bytes->outlet))
-            fail_quietly(EXIT_BROKEN);
+            return CALLSIGHT_END_STOPPED;
         outlet_tell_dropped(bytes->outlet, load64(&bytes->ring->header->dropped), 0);
         if (now != quiet_since_ns)
             outlet_wait(bytes->outlet, MS);

@@ -3,11 +3,15 @@
  * In: a queue of parcels. Out: their bytes, in order, on a socket that never blocks us. A server
  * that greets is sent blocks, which stay in the queue until it acknowledges them, so that after a
  * reconnect it gets those it does not have; to one that does not greet in time (version 2) chunks
- * of raw events are sent, which are done with when the socket has them.
+ * of raw events are sent, which are done with when the socket has them. A server that is stopped
+ * looks like that one, until it reads nothing more: then it is given blocks all the same, of which
+ * the queue holds many more events, in case it greets when it goes on.
  */
 
 #define GREETING_NS SECOND      /* how long a server may take to greet that will be sent blocks */
 #define HURRIED_NS (50 * MS)    /* ... when the ring fills up meanwhile */
+#define STALL_NS (100 * MS)     /* a server that takes nothing for so long does not read ... */
+#define FULL_STALL_NS (10 * MS) /* ... when there is no time to wait for it */
 #define RESUME_NS (5 * SECOND) /* ... and to say what it has of our stream */
 #define RETRY_NS (100 * MS)
 #define ANSWER_NS (500 * MS) /* after so long it is said that nobody answers */
@@ -33,15 +37,20 @@ struct live {
     struct sink sink;
     const char *host;
     const char *port;
-    struct addrinfo *addresses;
+    struct finder finder;
+    struct addrinfo *addresses; /* NULL while they are not found */
     const struct addrinfo *address; /* that is tried */
     int reconnects;
+    int has_file_beside;
     int socket;
     enum live_state state;
     enum live_form form;
     int said_down;
+    int said_silent;
     int was_refused; /* it has failed to connect */
-    int hurries;     /* the ring fills up */
+    int stalls;      /* it takes no more raw events, and is given blocks */
+    uint64_t hurries_ns; /* since when the ring fills up; 0 while it does not */
+    uint64_t took_ns;    /* when the socket last took something */
     uint64_t since_ns; /* when the state began; in LIVE_DOWN when it ends */
     uint64_t first_try_ns;
     size_t opening_count;
@@ -57,13 +66,8 @@ struct live {
 
 static void live_prepare(struct live *live, const char *host, const char *port, int reconnects)
 {
-    struct addrinfo hints;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    int error = getaddrinfo(host, port, &hints, &live->addresses);
-    if (error != 0)
-        fail(EXIT_REFUSED, "find the server %s: %s", host, gai_strerror(error));
-    live->host = host;
+    live->host = without_brackets(host);
+    live->addresses = finder_begin(&live->finder, live->host, port, reconnects);
     live->port = port;
     live->reconnects = reconnects;
     live->socket = -1;
@@ -81,6 +85,7 @@ static void live_close(struct live *live)
     if (live->socket >= 0)
         close(live->socket);
     live->socket = -1;
+    live->stalls = 0;
     live->sent = 0;
     live->sent_bytes = live->opening_sent = live->heard_count = 0;
 }
@@ -94,13 +99,19 @@ static void live_end(struct live *live, const char *what, const char *why)
     live->state = LIVE_DOWN;
 }
 
+/* Whether events went to a server that does not say which of them it has. */
+static int live_was_trusted(const struct live *live)
+{
+    return live->form == FORM_RAW && live->sink.delivered > 0;
+}
+
 /* The connection is of no more use. Either another one is made, or this sink is at its end. */
 static void live_lost(struct live *live, const char *why)
 {
-    /* A server that was sent raw events does not say which of them it has. */
-    if (live->reconnects && (live->form != FORM_RAW || live->sink.delivered == 0)) {
+    if (live->reconnects) {
         if (!live->said_down)
-            say("send to %s port %s: %s; trying to connect again", live->host, live->port, why);
+            say("send to %s port %s: %s; trying to connect again%s", live->host, live->port, why,
+                live_was_trusted(live) ? ". The last events that were sent there may be lost" : "");
         live->said_down = 1;
         live_close(live);
         live->state = LIVE_DOWN;
@@ -125,6 +136,17 @@ static void set_socket_options(int handle)
     setsockopt(handle, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
     setsockopt(handle, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
     setsockopt(handle, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+/* Asks again whether the server is found. */
+static void live_find(struct live *live)
+{
+    int is_gone;
+    live->addresses = finder_hear(&live->finder, &is_gone);
+    live->since_ns = now_ns() + RETRY_NS;
+    live->was_refused = 1;
+    if (is_gone)
+        live_end(live, "find", "the process that asks for it is gone");
 }
 
 /* Begins to connect to the next address of the server. */
@@ -182,22 +204,59 @@ static void live_connect(struct live *live)
 
 /* ---- Sending --------------------------------------------------------------------------------- */
 
+/* Events were packed before it was known that this server does not take blocks. Those that a block
+ * which is still being filled has are counted later. */
+static void live_say_rejected(const struct live *live, uint64_t events)
+{
+    if (events > 0)
+        say("send to %s port %s: the server is older than this trace_stream, and does not take what "
+            "was packed before it came; what comes from now on is sent as it takes it", live->host,
+            live->port);
+}
+
 /* Sends what the socket takes; returns how much, or 0 where it takes none or is lost. */
 static size_t live_send(struct live *live, const unsigned char *bytes, size_t count)
 {
     ssize_t sent = send(live->socket, bytes, count, MSG_NOSIGNAL);
-    if (sent >= 0)
+    if (sent >= 0) {
+        live->took_ns = now_ns();
         return (size_t)sent;
+    }
     if (errno != EAGAIN && errno != EINTR)
         live_lost(live, errno == EPIPE || errno == ECONNRESET ? "the server closed the connection"
                                                               : strerror(errno));
     return 0;
 }
 
+/* The server takes raw events only: blocks in the queue are not for it. */
+static void live_reject_blocks(struct live *live)
+{
+    uint64_t before = live->sink.dropped[CALLSIGHT_CAUSE_REJECTED];
+    for (uint32_t left = live->sink.count; left > 0; left--) {
+        if (parcel_is_block(sink_at(&live->sink, 0))) {
+            sink_drop(&live->sink, CALLSIGHT_CAUSE_REJECTED);
+            continue;
+        }
+        struct parcel *parcel = sink_take(&live->sink);
+        parcel->number = 0;
+        sink_offer(&live->sink, parcel);
+    }
+    live->stalls = 0;
+    live_say_rejected(live, live->sink.dropped[CALLSIGHT_CAUSE_REJECTED] - before);
+}
+
+/* The next parcel for the server; NULL for none. A block is for one that has greeted. */
+static struct parcel *live_next(const struct live *live)
+{
+    struct parcel *parcel = sink_at(&live->sink, live->sent);
+    int waits = parcel != NULL && live->form == FORM_RAW && parcel_is_block(parcel);
+    return waits ? NULL : parcel;
+}
+
 static void live_send_queue(struct live *live)
 {
     struct parcel *parcel;
-    while ((parcel = sink_at(&live->sink, live->sent)) != NULL) {
+    while ((parcel = live_next(live)) != NULL) {
         size_t sent = live_send(live, parcel->bytes + live->sent_bytes,
                                 parcel->count - live->sent_bytes);
         if (sent == 0)
@@ -237,7 +296,7 @@ static void live_hear_one(struct live *live, uint32_t kind, const unsigned char 
     if (kind == CALLSIGHT_REPLY_GREETING && count >= CALLSIGHT_GREETING_BYTES
         && memcmp(payload, CALLSIGHT_GREETING_MAGIC, 8) == 0) {
         live->form = FORM_BLOCKS;
-        live->said_down = 0;
+        live->said_down = live->said_silent = live->stalls = 0;
         if (live->state == LIVE_OPENING)
             live_enter(live, LIVE_RESUMING);
     } else if (kind == CALLSIGHT_REPLY_ACKNOWLEDGE && count >= 8 && live->form == FORM_BLOCKS) {
@@ -289,17 +348,21 @@ static void live_hear(struct live *live)
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-/* Nobody has greeted us in time: a server that knows raw events only. Blocks that were made while
- * we did not know are not for it. */
+/* Nobody has greeted us in time: a server that knows raw events only. One that has greeted before
+ * may only be slow, and another one in its place could not go on with our blocks: nothing is sent. */
 static void live_speak_raw(struct live *live)
 {
     if (live->form == FORM_BLOCKS) {
-        live_lost(live, "the server does not greet any more");
+        if (!live->said_silent)
+            say("send to %s port %s: the server does not greet any more, as an older one would not; "
+                "it is sent nothing until it does", live->host, live->port);
+        live->said_silent = 1;
         return;
     }
-    while (live->sink.count > 0 && live->form == FORM_UNKNOWN)
-        sink_drop(&live->sink, CALLSIGHT_CAUSE_REJECTED);
     live->form = FORM_RAW;
+    live->said_down = 0;
+    live->took_ns = now_ns();
+    live_reject_blocks(live);
     live_enter(live, LIVE_SENDING);
 }
 
@@ -324,13 +387,24 @@ static int live_is_cut(struct live *live)
            && info.tcpi_last_ack_recv > DEAD_PEER_MS;
 }
 
-/* How long the server may take to greet. Raw events that were sent before it does cannot be resumed,
- * so who wants that rather waits, though the ring fills up. */
-static uint64_t greeting_wait(const struct live *live)
+/* Whether the server has had the time to greet. Raw events that were sent before it does cannot be
+ * resumed, so who wants that rather waits, though the ring fills up; a file beside does not wait.
+ * Where blocks are at stake it has longer: they are lost if it is taken for an older one. */
+static int live_is_silent(const struct live *live)
 {
-    if (live->form == FORM_BLOCKS)
-        return RESUME_NS; /* it has greeted before */
-    return live->hurries && !live->reconnects ? HURRIED_NS : GREETING_NS;
+    uint64_t silent = now_ns() - live->since_ns;
+    int hurries = live->hurries_ns != 0 && (!live->reconnects || live->has_file_beside);
+    if (live->form == FORM_BLOCKS || live->sink.count > 0)
+        return silent >= RESUME_NS;
+    return silent >= (hurries ? HURRIED_NS : GREETING_NS);
+}
+
+/* Whether the server, which has not greeted, has taken all raw events that stand before a block: it
+ * reads, and has had the time to greet. */
+static int live_reads_raw(const struct live *live)
+{
+    return live->form == FORM_RAW && live->sink.count > 0 && live_next(live) == NULL
+           && now_ns() - live->took_ns >= GREETING_NS;
 }
 
 /* Does what can be done at once. */
@@ -338,7 +412,9 @@ static void live_pump(struct live *live)
 {
     if (!sink_works(&live->sink) || live_is_over(live))
         return;
-    if (live->state == LIVE_DOWN && now_ns() >= live->since_ns)
+    if (live->state == LIVE_DOWN && live->addresses == NULL && now_ns() >= live->since_ns)
+        live_find(live);
+    if (live->state == LIVE_DOWN && live->addresses != NULL && now_ns() >= live->since_ns)
         live_dial(live);
     if (live->state == LIVE_CONNECTING)
         live_connect(live);
@@ -348,19 +424,36 @@ static void live_pump(struct live *live)
         live_hear(live);
     if (live->state >= LIVE_OPENING && live->opening_sent < live->opening_count)
         live_open(live);
-    if (live->state == LIVE_OPENING && now_ns() - live->since_ns >= greeting_wait(live))
+    if (live->state == LIVE_OPENING && live_is_silent(live))
         live_speak_raw(live);
     if (live->state == LIVE_RESUMING && now_ns() - live->since_ns > RESUME_NS)
         live_lost(live, "the server greets, but does not say what it has");
     if (live->state == LIVE_SENDING && live->opening_sent == live->opening_count)
         live_send_queue(live);
+    if (live->state == LIVE_SENDING && live_reads_raw(live))
+        live_reject_blocks(live);
+}
+
+/* Whether the server is given raw events. */
+static int live_takes_raw(const struct live *live)
+{
+    return sink_works(&live->sink) && live->form == FORM_RAW && !live->stalls;
+}
+
+/* Notes that the server reads nothing: half of its queue is full, and the socket takes no more. */
+static void live_look_for_stall(struct live *live)
+{
+    uint64_t wait_ns = live->sink.bytes > QUEUE_BYTES / 4 * 3 ? FULL_STALL_NS : STALL_NS;
+    if (live->state == LIVE_SENDING && live_takes_raw(live) && !sink_has_room(&live->sink)
+        && now_ns() - live->took_ns >= wait_ns)
+        live->stalls = 1;
 }
 
 /* What to wait for before the next pump; the socket is -1 for none. */
 static struct pollfd live_poll(const struct live *live)
 {
     int sends = live->state == LIVE_CONNECTING || live->opening_sent < live->opening_count
-                || (live->state == LIVE_SENDING && sink_at(&live->sink, live->sent) != NULL);
+                || (live->state == LIVE_SENDING && live_next(live) != NULL);
     struct pollfd ready = { live->socket, (short)(POLLIN | (sends ? POLLOUT : 0)), 0 };
     return ready;
 }

@@ -212,7 +212,7 @@ static void block_to_live(struct outlet *outlet, struct parcel *parcel)
     struct live *live = &outlet->live;
     if (outlet->makes_raw)
         return;
-    if (sink_works(&live->sink) && live->form == FORM_RAW)
+    if (live_takes_raw(live))
         sink_count(&live->sink, parcel, CALLSIGHT_CAUSE_REJECTED);
     else
         sink_offer(&live->sink, parcel);

@@ -93,6 +93,14 @@ static struct parcel *parcel_new(size_t count, struct parts *parts)
     return parcel;
 }
 
+static int parcel_is_block(const struct parcel *parcel)
+{
+    uint32_t kind = 0;
+    if (parcel->count >= sizeof kind)
+        memcpy(&kind, parcel->bytes, sizeof kind);
+    return kind == CALLSIGHT_CHUNK_BLOCK;
+}
+
 /* Frees what nobody needs any more. */
 static void parcel_done(struct parcel *parcel)
 {

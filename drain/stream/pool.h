@@ -484,7 +484,7 @@ static uint32_t pool_run(struct pool *pool)
         int at_all = sweeps || now - looked_ns >= LOOK_AT_ALL_NS;
         pool_pass(pool, at_all);
         if (outlet_is_dead(pool->outlet))
-            fail_quietly(EXIT_BROKEN);
+            return CALLSIGHT_END_STOPPED;
         looked_ns = at_all ? now : looked_ns;
         if (sweeps) {
             sweep(pool);
@@ -536,5 +536,6 @@ static uint32_t drain_pages(struct ring *ring, struct outlet *outlet, struct cou
     outlet_finish_save(outlet, end);
     pool_release(&pool);
     uncount_kept(outlet, reason, counts);
+    count_noted(&pool, reason, counts);
     return reason;
 }

@@ -35,6 +35,28 @@ static void uncount_kept(const struct outlet *outlet, uint32_t reason, struct co
         counts->dropped[cause] -= kept.told.events[cause];
 }
 
+/* Adds the losses that only notes tell: what a thread did before it was one that is recorded is in
+ * no count of its ring. Where the counts are those of the notes, they are in. */
+static void count_noted(const struct pool *pool, uint32_t reason, struct counts *counts)
+{
+    uint64_t told = 0, counted = sum_dropped(counts) - counts->dropped[CALLSIGHT_CAUSE_NO_SLOT];
+    if (reason != CALLSIGHT_END_DONE || pool->taken_over)
+        return;
+    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
+        told += pool->told.events[cause];
+    uint64_t left = told > counted ? told - counted : 0;
+    counts->emitted += left;
+    /* By far the most are of the last cause; a note may sum up those of others. */
+    for (uint32_t cause = CALLSIGHT_RING_CAUSES; cause-- > 0;) {
+        uint64_t *dropped = &counts->dropped[cause];
+        uint64_t more = pool->told.events[cause] > *dropped ? pool->told.events[cause] - *dropped : 0;
+        more = more < left ? more : left;
+        *dropped += more;
+        left -= more;
+    }
+    counts->dropped[CALLSIGHT_CAUSE_FULL] += left;
+}
+
 /* As uncount_kept, of the only sink's own counts. */
 static void uncount_kept_of(struct outlet *outlet, struct sink *sink)
 {
@@ -88,8 +110,10 @@ static uint64_t left_to_next(const struct ring *ring, const struct outlet *outle
     uint64_t losses = counts->untold;
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
         losses += kept.told.events[cause];
-    /* What is lost meanwhile is known where all of the ring's losses are this drain's. */
+    /* What is lost meanwhile is known where all of the ring's losses are this drain's, but for what
+     * only notes tell. */
+    uint64_t in_ring = dropped_in_ring(ring), told = sum_dropped(counts);
     if (is_first)
-        losses = dropped_in_ring(ring) - sum_dropped(counts);
+        losses = in_ring > told ? in_ring - told : 0;
     return calls_in_pages(ring) + losses;
 }

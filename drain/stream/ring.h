@@ -160,6 +160,7 @@ static int ring_wait(struct ring *ring)
         int there = ring_open(ring);
         if (there && ring_check(ring)) {
             spare_remove();
+            spare_remove_left(ring->path);
             return 1;
         }
         if (ring->file < 0) {

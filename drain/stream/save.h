@@ -9,6 +9,7 @@
 #define TAIL_BYTES 2048u            /* kept for the last two chunks */
 #define GROW_BYTES (4u << 20)       /* how much room is asked of the file system at a time */
 #define CAPTURE_TRIES 10000u
+#define FOLDER_MS 500
 
 /* What the process says. */
 enum save_state {
@@ -31,6 +32,7 @@ struct capture {
     uint64_t bytes;
     uint64_t room; /* up to here the file system has promised us */
     uint64_t budget; /* 0 for none */
+    int made_folder;
     struct save_report report;
     char path[PATH_MAX];
     unsigned char *chunk;
@@ -103,13 +105,31 @@ static uint32_t last_capture(const char *folder)
     return highest;
 }
 
-/* Makes the folder and the file, and writes its header; 0 with errno. */
+/* Makes the folder where there is none, and tells whether files can be made in it; 0 with errno. */
+static int capture_try_folder(struct capture *capture, const char *folder)
+{
+    int handle;
+    capture->made_folder = mkdir(folder, 0777) == 0;
+    if (!capture->made_folder && errno != EEXIST)
+        return 0;
+    handle = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (handle < 0)
+        return 0;
+    close(handle);
+    return access(folder, W_OK | X_OK) == 0;
+}
+
+/* Makes the file, and writes its header; 0 with errno. */
 static int capture_begin(struct capture *capture, const char *folder)
 {
     struct callsight_handshake handshake;
     struct callsight_file_header header;
-    if (!read_whole(capture->socket, &handshake, sizeof handshake))
-        _exit(0); /* stopped before there was anything to write */
+    if (!read_whole(capture->socket, &handshake, sizeof handshake)) {
+        /* Stopped before there was anything to write. */
+        if (capture->made_folder)
+            rmdir(folder);
+        _exit(0);
+    }
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return 0;
     uint32_t id = last_capture(folder) + 1, tries = CAPTURE_TRIES;
@@ -192,6 +212,11 @@ static void capture_run(int socket, const char *folder, uint64_t budget)
     capture.budget = budget;
     capture.chunk = get_memory(NULL, sizeof header
                                          + CALLSIGHT_CHUNK_MAX_ZSTD_BYTES);
+    if (!capture_try_folder(&capture, folder)) {
+        capture.report.state = SAVE_FAILED;
+        capture.report.error = errno;
+    }
+    capture_report(&capture);
     if (!capture_begin(&capture, folder)) {
         capture.report.state = SAVE_FAILED;
         capture.report.error = errno;
@@ -229,24 +254,6 @@ struct save {
     size_t heard_count;
     unsigned char heard[sizeof(struct save_report)];
 };
-
-/* Starts the process, before there is a ring that it would hold. */
-static void save_prepare(struct save *save, const char *folder, uint64_t budget)
-{
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0
-        || (save->process = fork()) < 0)
-        fail(EXIT_BROKEN, "start the process that writes to %s: %s", folder, strerror(errno));
-    if (save->process == 0) {
-        close(pair[0]);
-        capture_run(pair[1], folder, budget);
-    }
-    close(pair[1]);
-    fcntl(pair[0], F_SETFL, O_NONBLOCK);
-    save->folder = folder;
-    save->socket = pair[0];
-    save->sink.on = 1;
-}
 
 /* This sink is at its end. What is left of a parcel that the process has begun to read is kept for
  * it, so that the last chunk is read as one. */
@@ -294,6 +301,34 @@ static int save_hear(struct save *save)
         save->heard_count = 0;
         save_hear_one(save, &report);
     }
+}
+
+/* A folder that cannot be used is said before there is a program. One that takes long to say so may
+ * be on a disk that blocks, for which nothing waits. */
+static void save_meet(struct save *save)
+{
+    struct pollfd ready = { save->socket, POLLIN, 0 };
+    if (poll(&ready, 1, FOLDER_MS) > 0)
+        save_hear(save);
+}
+
+/* Starts the process, before there is a ring that it would hold. */
+static void save_prepare(struct save *save, const char *folder, uint64_t budget)
+{
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0
+        || (save->process = fork()) < 0)
+        fail(EXIT_BROKEN, "start the process that writes to %s: %s", folder, strerror(errno));
+    if (save->process == 0) {
+        close(pair[0]);
+        capture_run(pair[1], folder, budget);
+    }
+    close(pair[1]);
+    fcntl(pair[0], F_SETFL, O_NONBLOCK);
+    save->folder = folder;
+    save->socket = pair[0];
+    save->sink.on = 1;
+    save_meet(save);
 }
 
 /* Sends what the socket takes; returns how much. */

@@ -34,25 +34,36 @@ static void outlet_seal_old(struct outlet *outlet)
             packer_seal(outlet, at);
 }
 
+/* Whether the file waits until it is known what the server takes, so that nothing is packed for one
+ * that takes raw events only. It does not once the ring fills up, but for a moment where the server
+ * is there: that one would answer at once. */
+static int outlet_awaits_server(const struct outlet *outlet)
+{
+    const struct live *live = &outlet->live;
+    uint64_t now = outlet->now_ns;
+    if (live->was_refused || now - outlet->opened_ns >= MEETING_NS)
+        return 0;
+    return live->hurries_ns == 0
+           || (live->state > LIVE_DOWN && now - live->hurries_ns < 2 * HURRIED_NS);
+}
+
 /* Whether records should be taken: some sink has room for them, and it is known in which form the
- * server wants them. Where that takes long, or the server is not there, the file does not wait. */
+ * server wants them, or the file waits no longer. */
 static int outlet_has_room(const struct outlet *outlet)
 {
     const struct live *live = &outlet->live;
     int meets = sink_works(&live->sink) && live->form == FORM_UNKNOWN;
-    int soon = live->state >= LIVE_OPENING || !live->hurries;
-    int waits = meets && soon && !live->was_refused
-                && outlet->now_ns - outlet->opened_ns < MEETING_NS;
-    return (sink_has_room(&outlet->save.sink) && !waits) || (sink_has_room(&live->sink) && !meets)
-           || outlet_only_counts(outlet);
+    return (sink_has_room(&outlet->save.sink) && !(meets && outlet_awaits_server(outlet)))
+           || (sink_has_room(&live->sink) && !meets) || outlet_only_counts(outlet);
 }
 
 /* Takes note of how full the ring is while nothing is taken. */
 static void outlet_hurry(struct outlet *outlet, const struct callsight_ring_header *ring,
                          uint32_t capacity)
 {
-    if (load64(&ring->head) - load64(&ring->tail) > capacity / 2)
-        outlet->live.hurries = 1;
+    if (outlet->live.hurries_ns == 0
+        && load64(&ring->head) - load64(&ring->tail) > capacity / 2)
+        outlet->live.hurries_ns = outlet->now_ns;
 }
 
 /* Whether no sink is left. */
@@ -75,9 +86,11 @@ static void outlet_bury_live(struct outlet *outlet)
 {
     struct live *live = &outlet->live;
     uint64_t gone = sink_only_here(&live->sink);
-    int alone = !sink_works(&outlet->save.sink);
-    if (!alone)
+    if (sink_works(&outlet->save.sink))
         say("%s; the capture in %s goes on", live->sink.why, outlet->save.folder);
+    else if (live_was_trusted(live))
+        say("%s; the last events that it was sent may be lost, what it was not sent is still in the "
+            "ring, for the next trace_stream", live->sink.why);
     else if (gone == 0)
         say("%s; what it does not have is still in the ring, for the next trace_stream",
             live->sink.why);
@@ -92,14 +105,17 @@ static void outlet_pump(struct outlet *outlet)
 {
     struct live *live = &outlet->live;
     outlet->now_ns = now_ns();
+    live->has_file_beside = sink_works(&outlet->save.sink);
     if (live->sink.on)
         live_pump(live);
     save_pump(&outlet->save);
     if (sink_works(&live->sink) && live_is_over(live))
         outlet_bury_live(outlet);
-    int makes_raw = sink_works(&live->sink) && live->form == FORM_RAW;
+    if (live->has_file_beside)
+        live_look_for_stall(live);
+    int makes_raw = live_takes_raw(live);
     int makes_blocks = sink_works(&outlet->save.sink) || outlet_only_counts(outlet)
-                       || (sink_works(&live->sink) && live->form != FORM_RAW);
+                       || (sink_works(&live->sink) && !makes_raw);
     if (makes_raw != outlet->makes_raw || makes_blocks != outlet->makes_blocks)
         outlet_seal_all(outlet);
     outlet->makes_raw = makes_raw;
@@ -136,12 +152,13 @@ static void outlet_open(struct outlet *outlet, const struct callsight_handshake 
     outlet_pump(outlet);
 }
 
-/* Told to stop before it is known what the server takes: it has a moment left to say. */
+/* Told to stop before it is known what the server takes: it has a moment left to say. One that was
+ * never met is no sink of this stream, of which all is still in the ring. */
 static void outlet_meet_server(struct outlet *outlet)
 {
-    const struct live *live = &outlet->live;
+    struct live *live = &outlet->live;
     uint64_t end = now_ns() + STOP_NS;
-    if (!sink_works(&live->sink) || sink_works(&outlet->save.sink))
+    if (!sink_works(&live->sink) || sink_works(&outlet->save.sink) || live->sink.count > 0)
         return;
     while (live->form == FORM_UNKNOWN && live->state > LIVE_CONNECTING && now_ns() < end) {
         outlet_wait(outlet, MS);
@@ -150,7 +167,7 @@ static void outlet_meet_server(struct outlet *outlet)
     if (live->form != FORM_UNKNOWN)
         return;
     say("stopped before it could connect to %s port %s", live->host, live->port);
-    fail_quietly(0);
+    live->sink.on = 0;
 }
 
 /* Tells how many events were dropped so far, where no block tells it. */
@@ -220,7 +237,9 @@ static void outlet_finish(struct outlet *outlet, const struct fields *end)
         outlet_wait(outlet, 20 * MS);
     }
     if (sink_works(&live->sink) && live->sink.count > 0) {
-        live_end(live, "send to", "told to stop, and the server has not read for some time");
+        live_end(live, "send to", live->state > LIVE_CONNECTING
+                                      ? "told to stop, and the server has not read for some time"
+                                      : "told to stop, and there is no connection to it");
         outlet_bury_live(outlet);
     } else if (sink_works(&live->sink) && live->form == FORM_RAW && !live_finish_raw(live)) {
         say("%s; its last events may be lost", live->sink.why);

@@ -52,6 +52,29 @@ static void spare_remove(void)
     spare.path[0] = 0;
 }
 
+static void spare_name(char *path, const char *ring_path)
+{
+    snprintf(path, sizeof spare.path, SPARE_PREFIX "%s", strrchr(ring_path, '/') + 1);
+}
+
+/* Removes the spare of this ring that a drain left which was killed. */
+static void spare_remove_left(const char *ring_path)
+{
+    char path[sizeof spare.path];
+    struct callsight_ring_control control;
+    struct stat stat;
+    spare_name(path, ring_path);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0)
+        return;
+    int is_ours = fstat(file, &stat) == 0 && S_ISREG(stat.st_mode) && stat.st_uid == geteuid()
+                  && pread(file, &control, sizeof control, CALLSIGHT_RING_CONTROL_OFFSET)
+                         == (ssize_t)sizeof control;
+    close(file);
+    if (is_ours && strcmp(path, spare.path) != 0 && !is_alive_now(control.spare_maker, 0))
+        unlink(path);
+}
+
 static void spare_fill(unsigned char *map, const struct layout *layout)
 {
     struct callsight_ring_header *header = (void *)map;
@@ -96,15 +119,16 @@ static void spare_make(const char *ring_path)
     struct layout layout = layout_of(asked != NULL ? strtoull(asked, NULL, 10) : 0);
     struct statvfs room;
     char path[sizeof spare.path], unborn[64];
+    spare_remove_left(ring_path);
     /* It must not take the room from a ring of another size, that the process makes itself. */
     if (statvfs("/dev/shm", &room) != 0
         || room.f_bavail < 4 * layout.total_bytes / (room.f_frsize != 0 ? room.f_frsize : 1))
         return;
-    snprintf(path, sizeof path, SPARE_PREFIX "%s", strrchr(ring_path, '/') + 1);
+    spare_name(path, ring_path);
     snprintf(unborn, sizeof unborn, "/dev/shm/" CALLSIGHT_RING_UNBORN_PREFIX "%d", (int)getpid());
     unlink(unborn);
-    /* Named when it is whole. Where there is one already another drain waits for the same ring, or
-     * was killed while it did, and that one will do. */
+    /* Named when it is whole. Where there is one already another drain waits for the same ring, and
+     * that one will do. */
     if (spare_write(unborn, &layout) && link(unborn, path) == 0)
         memcpy(spare.path, path, sizeof path);
     unlink(unborn);

@@ -1,6 +1,10 @@
 //! What a server acknowledges has left the ring, and what it does not comes again.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::time::Duration;
+
+use callsight_format::{REPLY_GREETING, greeting, reply};
 
 use crate::support::{Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
 
@@ -63,6 +67,45 @@ fn a_server_that_is_not_there_yet_is_waited_for() {
     let server = Server::on(later, |_, _| None);
     drain.end_well();
     assert!(functions(&server, 0, 7).into_iter().eq(1..=5));
+}
+
+/// Whether somebody connects within a while that is longer than a server is waited for.
+fn is_called(listener: &TcpListener) -> bool {
+    listener.set_nonblocking(true).expect("not to wait");
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < Duration::from_secs(7) {
+        if listener.accept().is_ok() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+#[test]
+fn a_server_that_greets_no_more_is_told_of_once_and_left_alone() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let port = listener.local_addr().expect("an address").port();
+    let ring = Ring::new("no-more", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = reconnecting(&ring, port);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    assert!((1..=100).all(|call| writer.store(call)));
+    let (mut first, _) = listener.accept().expect("the drain connects");
+    let (header, payload) = reply(REPLY_GREETING, greeting());
+    first.write_all(&[&header[..], &payload].concat()).expect("greet");
+    // The handshake and the first chunk are there, then, so the greeting is read as well.
+    first.read_exact(&mut [0; 100]).expect("it speaks");
+    std::thread::sleep(Duration::from_millis(300));
+    drop(first);
+    let (_older, _) = listener.accept().expect("the drain connects again");
+    assert!(!is_called(&listener), "one connection is enough");
+    drain.signal(libc::SIGTERM);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(said.matches("the server does not greet any more").count(), 1, "{said}");
+    assert!(said.lines().last().is_some_and(|line| line.contains("left_in_ring=")), "{said}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use callsight_format::{COMMAND_PAUSE, RING_CONTROL_OFFSET, RingControl};
 
-use crate::support::{Drain, Process, Ring, Server, TestProcess, Writer, drain_binary};
+use crate::support::{Drain, Process, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
 
 fn refused(arguments: &[&str]) -> String {
     let output = Command::new(drain_binary()).args(arguments).output().expect("run it");
@@ -21,7 +21,16 @@ fn refused(arguments: &[&str]) -> String {
 #[test]
 fn wrong_arguments_are_named() {
     assert!(refused(&[]).contains("usage:"));
-    assert!(refused(&["/ring", "localhost"]).contains("usage:"));
+    for (arguments, named) in [
+        (&["/ring", "localhost"][..], "\"localhost\": a host needs a port"),
+        (&["/ring"], "\"/ring\": it needs HOST PORT"),
+        (&["/ring", "--no-such", "localhost", "9001"], "\"--no-such\": there is no such option"),
+        (&["/ring", "--budget"], "\"--budget\": its value must follow"),
+        (&["/ring", "localhost", "9001", "more"], "\"more\": it is one word too many"),
+    ] {
+        let said = refused(arguments);
+        assert!(said.contains(named) && said.contains("usage:"), "{said}");
+    }
     for name in ["/", "", "/a/b", "/..", "..", &"x".repeat(300)] {
         assert!(refused(&[name, "localhost", "9001"]).contains("the ring name"), "{name}");
     }
@@ -40,9 +49,51 @@ fn a_name_stays_in_its_line() {
 
 #[test]
 fn words_behind_two_dashes_are_names() {
-    let said = refused(&["--reconnect", "--", "--file", "256.1.1.1", "9001"]);
+    let said = refused(&["--budget", "1M", "--", "--file", "256.1.1.1", "9001"]);
     assert!(said.contains("find the server 256.1.1.1"), "{said}");
     assert!(refused(&["--", "a", "b", "9001", "c"]).contains("usage:"));
+}
+
+#[test]
+fn an_address_may_stand_in_brackets() {
+    let Ok(listener) = TcpListener::bind("[::1]:0") else { return };
+    let port = listener.local_addr().expect("an address").port().to_string();
+    let ring = Ring::new("brackets", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = Drain::with_arguments(&drain_binary(), &[&ring.name, "[::1]", &port]);
+    listener.accept().expect("the drain connects");
+    drain.signal(libc::SIGTERM);
+    drain.end();
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_said_before_there_is_a_program() {
+    let name = "/callsight-test-never-made";
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let folder = file.path().to_str().expect("UTF-8");
+    let (code, said) = Drain::with_arguments(&drain_binary(), &["--file", folder, name]).end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("Not a directory") && said.lines().count() == 1, "{said}");
+    let server = Server::start().port.to_string();
+    let arguments = ["--file", folder, name, "127.0.0.1", &server];
+    let mut drain = Drain::with_arguments(&drain_binary(), &arguments);
+    drain.stop_after(Duration::from_secs(1));
+    let (_, said) = drain.end();
+    assert!(said.lines().next().is_some_and(|line| line.contains("Not a directory")), "{said}");
+}
+
+#[test]
+fn a_folder_for_which_no_program_came_is_not_left() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("captures");
+    let folder_name = folder.to_str().expect("UTF-8");
+    let arguments = ["--file", folder_name, "/callsight-test-never-made"];
+    let drain = Drain::with_arguments(&drain_binary(), &arguments);
+    wait_until("it is tried", || folder.exists());
+    drain.signal(libc::SIGTERM);
+    assert_eq!(drain.end().0, Some(0));
+    wait_until("it is gone", || !folder.exists());
 }
 
 #[test]
@@ -98,6 +149,8 @@ fn nobody_listening_is_said_and_the_ring_stays() {
     let (code, said) = drain.end();
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("connect to 127.0.0.1 port 1: Connection refused"), "{said}");
+    let last = said.lines().last().expect("a line");
+    assert!(last.contains("stopped, 0 events forwarded") && last.ends_with("left_in_ring=1"));
     drop(process);
     Drain::start(&drain_binary(), &ring.name, server.port).end_well();
     assert_eq!(server.whole(0).calls_of(5).len(), 1);

@@ -6,6 +6,7 @@ mod bytes;
 mod compile;
 mod hostile;
 mod kills;
+mod older;
 mod pool;
 mod restart;
 mod sinks;

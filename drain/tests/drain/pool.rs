@@ -4,8 +4,8 @@ use std::path::Path;
 
 use callsight_format::{
     Cause, END_DONE, Event, HELLO_ARCH, HELLO_BUILD_ID, HELLO_CLOCK, HELLO_EXE, HELLO_HOSTNAME,
-    HELLO_OS, HELLO_PID, NOTE_PROCESS, Origin, PROCESS_FREE, PageHeader, ProcessNote, RingControl,
-    RingHeader, RingProcess,
+    HELLO_OS, HELLO_PID, LossNote, NOTE_LOSS, NOTE_PROCESS, Origin, PROCESS_FREE, PageHeader,
+    ProcessNote, RingControl, RingHeader, RingProcess,
 };
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -401,4 +401,21 @@ fn events_arrive_byte_for_byte() {
     drop(process);
     Drain::start(&drain_binary(), &ring.name, server.port).end_well();
     assert_eq!(server.whole(0).events, [event]);
+}
+
+#[test]
+fn a_loss_that_only_a_note_tells_is_in_the_last_line() {
+    let server = Server::start();
+    let ring = Ring::new("noted", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    assert!((1..=3).all(|call| writer.store(call)));
+    let note = LossNote { cause: Cause::Stopped as u32, events: 4321, first: 0, last: 0 };
+    writer.store_note(NOTE_LOSS, &note.to_bytes());
+    writer.retire();
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    drop(process);
+    let said = drain.end_well();
+    assert!(said.contains("3 events forwarded, 4321 dropped (stopped 4321)"), "{said}");
 }

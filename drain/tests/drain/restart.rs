@@ -207,6 +207,8 @@ fn a_server_that_goes_away_is_named_and_kills_nobody() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(&format!("send to 127.0.0.1 port {port}: ")), "{said}");
     assert!(ring.path().exists(), "the ring is there for the next drain");
+    let last = said.lines().last().expect("a line");
+    assert!(last.contains("stopped, ") && last.contains("left_in_ring="), "{said}");
     let server = Server::start();
     drop(process);
     Drain::start(&drain_binary(), &ring.name, server.port).end_well();

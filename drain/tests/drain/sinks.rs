@@ -1,5 +1,6 @@
 //! A file beside the server, or in its place: neither hurts the other, and both count.
 
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -89,6 +90,66 @@ fn a_file_and_a_server_both_have_everything() {
     let stored: Vec<_> = capture.calls_of(7).iter().map(|event| event.func).collect();
     assert!(stored.iter().copied().eq(1..=CALLS));
     assert_eq!(capture.events, server.whole(0).events);
+}
+
+/// Calls of a thread that waits for room; raw, they are more than a queue and a socket hold.
+fn call_often(ring: &Ring, process: &TestProcess) -> u64 {
+    const OFTEN: u64 = 4_000_000;
+    let mut writer = Writer::new(ring, process.process, 7);
+    for call in 0..OFTEN {
+        let func = call.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        wait_until("there is room", || writer.store_where_room(func));
+    }
+    writer.retire();
+    OFTEN
+}
+
+#[test]
+fn a_server_that_sleeps_does_not_hurt_the_file_and_gets_what_it_missed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let asleep = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let port = asleep.local_addr().expect("an address").port();
+    let ring = Ring::new("asleep", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = start(&ring, &dir, Some(port), &[]);
+    let calls = call_often(&ring, &process);
+    drop(process);
+    let server = Server::of(asleep, |_, _| None);
+    let (code, said) = drain.end();
+    assert_eq!(counts(&said, "file"), (calls, 0));
+    let (delivered, lost) = counts(&said, "live");
+    assert_eq!((delivered + lost, server.whole(0).calls_of(7).len()), (calls, delivered as usize));
+    // One that takes raw events only is not told from one that sleeps before it reads again.
+    let expected = if crate::GREETS { (Some(0), 0) } else { (Some(1), lost.max(1)) };
+    assert_eq!((code, lost), expected, "{said}");
+    let (capture, _) = read_capture(&path_of(&dir));
+    assert_eq!(capture.calls_of(7).len() as u64, calls);
+}
+
+#[test]
+fn a_host_that_nobody_knows_yet_does_not_keep_the_file_waiting() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ring = Ring::new("unknown-host", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let folder = dir.path().join("captures");
+    let folder = folder.to_str().expect("UTF-8");
+    let arguments = ["--reconnect", "--file", folder, &ring.name, "no-such-host.invalid", "9001"];
+    let drain = Drain::with_arguments(&drain_binary(), &arguments);
+    call(&ring, &process);
+    drop(process);
+    wait_until("all is taken", || {
+        let read = std::mem::offset_of!(callsight_format::RingHeader, tail);
+        ring.u64(read).load(std::sync::atomic::Ordering::Acquire) == CALLS * 32
+    });
+    drain.signal(libc::SIGTERM);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("find the server no-such-host.invalid: "), "{said}");
+    assert!(said.contains("there is no connection to it"), "{said}");
+    assert_eq!(counts(&said, "file"), (CALLS, 0));
+    assert_eq!(counts(&said, "live"), (0, CALLS));
 }
 
 /// A file that ends early: the server has everything, the file a whole beginning, and says why.

@@ -9,7 +9,7 @@ use callsight_format::{
     RingLayout,
 };
 
-use crate::support::{Drain, drain_binary, wait_until};
+use crate::support::{Drain, Ring, TestProcess, drain_binary, wait_until};
 
 /// What a process would find that looks for the ring, and beside it.
 fn names(test: &str) -> (String, PathBuf, PathBuf) {
@@ -47,6 +47,36 @@ fn a_waiting_drain_has_a_whole_ring_ready_that_a_process_can_take() {
     assert_eq!(drain.end().0, Some(0));
     assert!(!spare.exists());
     std::fs::remove_file(ring).expect("the ring stays for the next drain");
+}
+
+#[test]
+fn a_spare_that_a_killed_drain_left_goes_with_the_next() {
+    let (name, ring, spare) = names("killed");
+    let start = || Drain::with_arguments(&drain_binary(), &[&name, "127.0.0.1", "9"]);
+    let kill = |drain: Drain| {
+        wait_until("there is a spare", || spare.exists());
+        drain.signal(libc::SIGKILL);
+        drain.end();
+    };
+    kill(start());
+    let inode = || spare.metadata().map(|stat| stat.ino()).ok();
+    let left = inode();
+    let waiting = start();
+    wait_until("there is one of the next drain", || inode().is_some() && inode() != left);
+    waiting.signal(libc::SIGTERM);
+    assert_eq!(waiting.end().0, Some(0));
+    assert!(!spare.exists());
+
+    kill(start());
+    let made = Ring::new("spare-killed", 65536);
+    std::fs::hard_link(made.path(), &ring).expect("a ring that its process has made itself");
+    let process = TestProcess::start();
+    made.attach(0, process.process);
+    let reading = start();
+    wait_until("it is removed", || !spare.exists());
+    reading.signal(libc::SIGTERM);
+    reading.end();
+    std::fs::remove_file(ring).expect("remove the ring");
 }
 
 #[test]

@@ -1,0 +1,75 @@
+//! Servers that do not greet, which are sent raw events, where they come late or again.
+
+use std::net::TcpListener;
+
+use crate::support::{Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
+
+fn start(ring: &Ring, port: u16, more: &[&str]) -> Drain {
+    let port = port.to_string();
+    let arguments = [more, &["--reconnect", &ring.name, "127.0.0.1", &port]].concat();
+    Drain::with_arguments(&drain_binary(), &arguments)
+}
+
+#[test]
+fn one_that_comes_late_gets_what_comes_then_and_the_rest_is_told() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("captures");
+    let free = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let port = free.local_addr().expect("an address").port();
+    drop(free);
+    let ring = Ring::new("older-late", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = start(&ring, port, &["--file", folder.to_str().expect("UTF-8")]);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    let mut calls = 0;
+    let mut store = |count: u64| {
+        for _ in 0..count {
+            calls += 1;
+            wait_until("there is room", || writer.store_where_room(calls));
+        }
+        calls
+    };
+    store(100_000);
+    let server = Server::on(port, |_, _| None);
+    wait_until("it gets events", || {
+        store(1);
+        server.events(0) > 0
+    });
+    let all = store(1000);
+    writer.retire();
+    drop(process);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(1), "{said}");
+    let came = server.whole(0).calls_of(7);
+    assert!(came.iter().map(|event| event.func).eq(all - came.len() as u64 + 1..=all));
+    let lost = all - came.len() as u64;
+    let line = format!("live: {} delivered, {lost} dropped (rejected {lost})", came.len());
+    assert!(lost >= 100_000 && said.contains(&line), "{said}");
+    let why = "older than this trace_stream, and does not take what was packed before it came";
+    assert!(said.contains(why), "{said}");
+}
+
+#[test]
+fn one_that_is_lost_is_tried_again() {
+    let server =
+        Server::cutting(|connection, chunk| (connection == 0 && chunk == 3).then_some(true));
+    let ring = Ring::new("older-again", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = start(&ring, server.port, &[]);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    const CALLS: u64 = 200_000;
+    for call in 1..=CALLS {
+        wait_until("there is room", || writer.store_where_room(call));
+    }
+    writer.retire();
+    drop(process);
+    let said = drain.end_well();
+    assert!(said.contains("trying to connect again. The last events"), "{said}");
+    let capture = server.wait(0, "the last chunk is there", |capture| !capture.end.is_empty());
+    assert_eq!(capture.connections, 2);
+    let calls = capture.calls_of(7);
+    assert!(calls.is_sorted_by(|a, b| a.func < b.func), "none twice");
+    assert_eq!(calls.last().map(|event| event.func), Some(CALLS));
+}
