@@ -160,7 +160,7 @@ impl Stream {
 
     /// Adds what is known of it, to the sums over the streams before it. It came in so many `captures`.
     pub fn settle(&self, captures: usize, ledger: &mut Ledger) {
-        ledger.missing_blocks = ledger.missing_blocks.saturating_add(self.missing_blocks);
+        ledger.missing_blocks = ledger.missing_blocks.saturating_add(self.blocks_not_here());
         ledger.broken_off = !self.is_file_of_events && !self.closed && self.end.is_none();
         match self.end {
             // Then what is missing tells how much of it no capture has.
@@ -236,6 +236,18 @@ impl Stream {
         add_to(&mut ledger.misnamed, &up_to(&misnamed, same));
         add_to(&mut ledger.named, &named);
         add_to(&mut ledger.untold, &beyond(&untold, &named));
+    }
+
+    /// Blocks whose records are not here. A server that greeted late was sent some without numbers, for
+    /// which a file beside it has blocks.
+    fn blocks_not_here(&self) -> u64 {
+        let all_came = match &self.end {
+            Some(End { done: true, emitted: Some(emitted), dropped }) => {
+                self.came.saturating_add(sum(dropped)) >= *emitted
+            }
+            _ => false,
+        };
+        if self.unnumbered > 0 && all_came { 0 } else { self.missing_blocks }
     }
 
     /// Whether each chunk of it came; those without numbers may have been any.

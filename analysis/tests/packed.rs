@@ -407,6 +407,24 @@ fn what_came_before_the_server_greeted_is_no_gap() {
 }
 
 #[test]
+fn blocks_whose_records_came_before_the_server_greeted_are_not_missing() {
+    let mut writer = Writer::new(7, 7);
+    let mut sender = Sender::new(1);
+    let raw = [birth(7, 7, 0), calls(7, 100, "enter a, enter b")].concat();
+    sender.raw(&raw);
+    // The file has them in a block.
+    sender.block(&mut writer, &raw, &[]);
+    sender.chunks.pop();
+    sender.block(&mut writer, &calls(7, 140, "exit b, exit a"), &[]);
+    let before = sender.clone();
+    sender.end(writer.next, &[]);
+    assert_silent(&report_of(&[sender.file(1)]));
+    let mut sender = before;
+    sender.end(writer.next + 4, &[]);
+    assert_noticed(&report_of(&[sender.file(1)]), "1 block");
+}
+
+#[test]
 fn what_a_drain_sent_that_was_greeted_too_late_is_no_gap_between_two_others() {
     let mut writer = Writer::new(7, 7);
     let mut senders = [1, 2, 3].map(Sender::new);

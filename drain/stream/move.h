@@ -5,7 +5,8 @@
  */
 
 /* Counts what a writer's own loss note tells. Its pieces stand one behind the other in a page;
- * `last` is where the last of them may be. */
+ * `last` is where the last of them may be. One without times is of what its thread did before it was
+ * recorded: that is in no count of the ring, and was no drop of this writer. */
 static void hear_loss(struct pool *pool, const struct feed *feed, struct slot *slot,
                       const unsigned char *last)
 {
@@ -21,7 +22,8 @@ static void hear_loss(struct pool *pool, const struct feed *feed, struct slot *s
         put_le(bytes + 4, event.call_site, 8);
     }
     add_told(pool, feed, get_le(note + 2, 4), get_le(note + 6, 8));
-    slot->heard += get_le(note + 6, 8);
+    if ((get_le(note + 14, 8) | get_le(note + 22, 8)) != 0)
+        slot->heard += get_le(note + 6, 8);
 }
 
 /* Takes whole events from `read` on, as far as they reach. */

@@ -419,3 +419,24 @@ fn a_loss_that_only_a_note_tells_is_in_the_last_line() {
     let said = drain.end_well();
     assert!(said.contains("3 events forwarded, 4321 dropped (stopped 4321)"), "{said}");
 }
+
+#[test]
+fn a_loss_that_only_a_note_tells_hides_none_that_its_writer_did_not_tell() {
+    let server = Server::start();
+    let ring = Ring::new("noted-too", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    let mut other = Writer::new(&ring, process.process, 8);
+    assert!(writer.store(1));
+    let note = LossNote { cause: Cause::Stopped as u32, events: 4321, first: 0, last: 0 };
+    writer.store_note(NOTE_LOSS, &note.to_bytes());
+    writer.retire();
+    while other.claim() {}
+    assert!(!writer.store(2) && !writer.store(3));
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    drop(process);
+    let said = drain.end_well();
+    assert!(said.contains("1 events forwarded, 4323 dropped (full 2, stopped 4321)"), "{said}");
+    assert_eq!(server.whole(0).losses_of(7).iter().map(|loss| loss.events).sum::<u64>(), 4323);
+}
