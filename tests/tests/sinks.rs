@@ -261,10 +261,11 @@ fn serve_listens_on_an_address_in_brackets_and_refuses_a_name_that_no_ring_can_h
     }
     for host in ["::1", "[::1]"] {
         let line = format!(
-            "callsight serve --host '{host}' --port 0 --out served > said & server=$!\n\
-             until grep -q listening said; do sleep 0.05; done\n\
+            "rm -f said; callsight serve --host '{host}' --port 0 --out served > said & server=$!\n\
+             trap 'kill $server' EXIT\n\
+             until grep -qs listening said; do sleep 0.05; done\n\
              callsight run --live $(grep -o '\\[::1\\]:[0-9]*' said) -- ./prog 5 >&2\n\
-             kill -TERM $server\nwait $server\ncat said"
+             trap - EXIT\nkill -TERM $server\nwait $server\ncat said"
         );
         let ran = shell.ok(&line);
         assert!(ran.stdout.contains("ended: 1 stream, 33302 events"), "{ran}");
