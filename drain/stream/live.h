@@ -51,6 +51,9 @@ struct live {
     int stalls;      /* it takes no more raw events, and is given blocks */
     uint64_t hurries_ns; /* since when the ring fills up; 0 while it does not */
     uint64_t took_ns;    /* when the socket last took something */
+    uint64_t unshown_events; /* raw, that this connection took: nothing shows that the server read them */
+    uint64_t unshown_records;
+    uint64_t doubtful_events; /* of connections that are gone */
     uint64_t since_ns; /* when the state began; in LIVE_DOWN when it ends */
     uint64_t first_try_ns;
     size_t opening_count;
@@ -80,8 +83,19 @@ static void live_enter(struct live *live, enum live_state state)
     live->since_ns = now_ns();
 }
 
+/* What the connection took and the server did not show to have read is not acknowledged. */
+static void live_doubt(struct live *live)
+{
+    live->sink.delivered -= live->unshown_events;
+    live->sink.dropped[CALLSIGHT_CAUSE_UNACKED] += live->unshown_events;
+    live->sink.dropped_records[CALLSIGHT_CAUSE_UNACKED] += live->unshown_records;
+    live->doubtful_events += live->unshown_events;
+    live->unshown_events = live->unshown_records = 0;
+}
+
 static void live_close(struct live *live)
 {
+    live_doubt(live);
     if (live->socket >= 0)
         close(live->socket);
     live->socket = -1;
@@ -99,19 +113,16 @@ static void live_end(struct live *live, const char *what, const char *why)
     live->state = LIVE_DOWN;
 }
 
-/* Whether events went to a server that does not say which of them it has. */
-static int live_was_trusted(const struct live *live)
-{
-    return live->form == FORM_RAW && live->sink.delivered > 0;
-}
-
 /* The connection is of no more use. Either another one is made, or this sink is at its end. */
 static void live_lost(struct live *live, const char *why)
 {
     if (live->reconnects) {
+        uint64_t unshown = live->unshown_events;
         if (!live->said_down)
-            say("send to %s port %s: %s; trying to connect again%s", live->host, live->port, why,
-                live_was_trusted(live) ? ". The last events that were sent there may be lost" : "");
+            say("send to %s port %s: %s; trying to connect again", live->host, live->port, why);
+        if (unshown > 0)
+            say("send to %s port %s: %" PRIu64 " events were sent there, and may be lost", live->host,
+                live->port, unshown);
         live->said_down = 1;
         live_close(live);
         live->state = LIVE_DOWN;
@@ -253,6 +264,14 @@ static struct parcel *live_next(const struct live *live)
     return waits ? NULL : parcel;
 }
 
+/* The connection has all of a parcel that nobody will acknowledge. */
+static void live_took_raw(struct live *live, const struct parcel *parcel)
+{
+    live->unshown_events += parcel->events;
+    live->unshown_records += parcel->numbered;
+    sink_delivered(&live->sink);
+}
+
 static void live_send_queue(struct live *live)
 {
     struct parcel *parcel;
@@ -268,7 +287,7 @@ static void live_send_queue(struct live *live)
         if (parcel->number != 0 || live->sent > 0)
             live->sent++; /* until it is acknowledged */
         else
-            sink_delivered(&live->sink);
+            live_took_raw(live, parcel);
     }
 }
 
@@ -282,8 +301,11 @@ static void live_acknowledge(struct live *live, uint64_t number)
     int resumes = live->state == LIVE_RESUMING;
     while ((parcel = sink_at(&live->sink, 0)) != NULL && parcel->number <= number
            && (live->sent > 0 || (resumes && parcel->number != 0))) {
-        if (live->sent > 0)
+        if (live->sent > 0) {
             live->sent--;
+            /* It has read this, and so all that came before. */
+            live->unshown_events = live->unshown_records = 0;
+        }
         sink_delivered(&live->sink);
     }
     if (resumes)
@@ -459,27 +481,26 @@ static struct pollfd live_poll(const struct live *live)
 }
 
 /* Ends a stream that no acknowledgement ends, and gives the server a moment to take what is under
- * way; 0 if it is known that it did not. */
+ * way. One that closes the connection then has read all of it; 0 if it is not known that it has. */
 static int live_finish_raw(struct live *live)
 {
-    uint64_t begin = now_ns(), now = begin;
+    uint64_t begin = now_ns();
     shutdown(live->socket, SHUT_WR);
-    for (; now - begin < 3 * SECOND; now = now_ns()) {
+    while (now_ns() - begin < 3 * SECOND) {
         struct pollfd ready = { live->socket, POLLIN, 0 };
         char ignored[512];
-        int unsent = 0;
-        if (poll(&ready, 1, 50) > 0) {
-            ssize_t count = recv(live->socket, ignored, sizeof ignored, MSG_DONTWAIT);
-            if (count < 0 && errno != EAGAIN && errno != EINTR) {
-                live_end(live, "end the stream to", strerror(errno));
-                return 0;
-            }
-            if (count == 0)
-                break;
+        if (poll(&ready, 1, 50) <= 0)
+            continue;
+        ssize_t count = recv(live->socket, ignored, sizeof ignored, MSG_DONTWAIT);
+        if (count == 0) {
+            live->unshown_events = live->unshown_records = 0;
+            return 1;
         }
-        /* Some servers never close; once their kernel has it all, we need not stay. */
-        if (ioctl(live->socket, TIOCOUTQ, &unsent) == 0 && unsent == 0 && now - begin > 300 * MS)
-            break;
+        if (count < 0 && errno != EAGAIN && errno != EINTR) {
+            live_end(live, "end the stream to", strerror(errno));
+            return 0;
+        }
     }
-    return 1;
+    live_end(live, "end the stream to", "the server does not show that it has read it");
+    return 0;
 }

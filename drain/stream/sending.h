@@ -88,9 +88,9 @@ static void outlet_bury_live(struct outlet *outlet)
     uint64_t gone = sink_only_here(&live->sink);
     if (sink_works(&outlet->save.sink))
         say("%s; the capture in %s goes on", live->sink.why, outlet->save.folder);
-    else if (live_was_trusted(live))
-        say("%s; the last events that it was sent may be lost, what it was not sent is still in the "
-            "ring, for the next trace_stream", live->sink.why);
+    else if (live->doubtful_events > 0)
+        say("%s; %" PRIu64 " events that it was sent may be lost, what it was not sent is still in "
+            "the ring, for the next trace_stream", live->sink.why, live->doubtful_events);
     else if (gone == 0)
         say("%s; what it does not have is still in the ring, for the next trace_stream",
             live->sink.why);
@@ -242,7 +242,8 @@ static void outlet_finish(struct outlet *outlet, const struct fields *end)
                                       : "told to stop, and there is no connection to it");
         outlet_bury_live(outlet);
     } else if (sink_works(&live->sink) && live->form == FORM_RAW && !live_finish_raw(live)) {
-        say("%s; its last events may be lost", live->sink.why);
+        say("%s; %" PRIu64 " events that it was sent may be lost", live->sink.why,
+            live->doubtful_events);
     }
 }
 
