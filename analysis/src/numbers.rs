@@ -69,6 +69,8 @@ struct Life {
     lost: [u32; 4],
     /// Of these, before the first block that is here, where other drains took those before it.
     lost_before: [u32; 4],
+    /// Both for causes that blocks do not tell.
+    others: u64,
     others_before: u64,
     /// The last stream with a block of it, and the number behind that block.
     stream: usize,
@@ -85,7 +87,7 @@ impl Life {
 
     /// The same for causes that blocks do not tell.
     fn others_here(&self) -> u64 {
-        others(self.lost_total, self.lost).saturating_sub(self.others_before)
+        self.others.saturating_sub(self.others_before)
     }
 }
 
@@ -255,7 +257,8 @@ impl Numbers {
         if taken {
             (life.next, life.lost_total) = (block.first, block.lost_total);
             (life.lost, life.lost_before) = (block.lost, block.lost);
-            life.others_before = others(block.lost_total, block.lost);
+            life.others = block.lost_for_other_causes();
+            life.others_before = life.others;
         }
         let gap = block.first.saturating_sub(life.next);
         let told = block.lost_total.saturating_sub(life.lost_total);
@@ -280,6 +283,7 @@ impl Numbers {
             life.next = end;
             life.lost_total = block.lost_total;
             life.lost = block.lost;
+            life.others = block.lost_for_other_causes();
         }
         let beheaded = fresh && block.first > 0 && before == 0;
         Placed { repeated, lost, beheaded, uncertain: false }
@@ -315,15 +319,6 @@ impl Numbers {
             stream.settle(captures, &mut ledger);
         }
         ledger
-    }
-}
-
-/// What a writer had dropped for causes that blocks do not tell. Those that they do tell are modulo
-/// 2^32, so of a greater sum nothing is known.
-fn others(lost_total: u64, lost: [u32; 4]) -> u64 {
-    match u32::try_from(lost_total) {
-        Ok(total) => lost.into_iter().fold(total, u32::saturating_sub).into(),
-        Err(_) => 0,
     }
 }
 

@@ -20,7 +20,7 @@ struct Writer {
 
 impl Writer {
     fn beginning_with(header: &BlockHeader) -> Writer {
-        let others = others(header);
+        let others = header.lost_for_other_causes();
         Writer {
             born_ts: header.first_ts,
             next: header.first.saturating_add(header.numbered.into()),
@@ -32,15 +32,6 @@ impl Writer {
 
     fn others_here(&self) -> u64 {
         self.others.saturating_sub(self.others_before)
-    }
-}
-
-/// What its writer had dropped for causes that a block does not tell. Those that it does tell are
-/// modulo 2^32, so of a greater sum nothing is known.
-fn others(header: &BlockHeader) -> u64 {
-    match u32::try_from(header.lost_total) {
-        Ok(total) => header.lost.into_iter().fold(total, u32::saturating_sub).into(),
-        Err(_) => 0,
     }
 }
 
@@ -69,7 +60,7 @@ impl Numbers {
                 let next = header.first.saturating_add(header.numbered.into());
                 writer.next = writer.next.max(next);
                 writer.lost_total = writer.lost_total.max(header.lost_total);
-                writer.others = writer.others.max(others(header));
+                writer.others = writer.others.max(header.lost_for_other_causes());
             }
             Some(writer) => {
                 self.others_of_former += writer.others_here();

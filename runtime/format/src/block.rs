@@ -144,6 +144,15 @@ impl core::fmt::Display for BlockError {
 impl core::error::Error for BlockError {}
 
 impl BlockHeader {
+    /// Events that its writer had dropped before it for causes that it does not tell. Those that it
+    /// does tell are modulo 2^32, so of a greater sum nothing is known: 0.
+    pub fn lost_for_other_causes(&self) -> u64 {
+        match u32::try_from(self.lost_total) {
+            Ok(total) => self.lost.into_iter().fold(total, u32::saturating_sub).into(),
+            Err(_) => 0,
+        }
+    }
+
     /// Reads the header of a block and checks the checksum over all of it.
     ///
     /// # Errors
