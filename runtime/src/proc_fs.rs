@@ -83,20 +83,34 @@ fn each_libc_variable(mut each: impl FnMut(&[u8], &[u8])) {
     }
 }
 
-/// Start time of process `pid` in clock ticks since boot; `None` where there is none.
-pub fn start_time(pid: u32) -> Option<u64> {
-    let mut path = Text::<32>::new();
-    path.push(b"/proc/").push_number(u64::from(pid)).push(b"/stat");
-    let mut start = None;
-    each_item(path.terminated()?, 0, |text| start = start.or_else(|| start_field(text)));
-    start
+/// What `/proc/PID/stat` says of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Start time in clock ticks since boot.
+    pub start: u64,
+    /// It is a zombie, and not only its first thread is.
+    pub has_ended: bool,
 }
 
-/// Field 22 of a `stat` line. The name in field 2 may hold anything, so count from its `)`.
-fn start_field(text: &[u8]) -> Option<u64> {
-    let close = text.iter().rposition(|&byte| byte == b')')?;
-    let mut fields = text.get(close + 2..)?.split(|&byte| byte == b' ');
-    bytes::number(fields.nth(19)?)
+impl Stat {
+    /// That of process `pid`; `None` where there is none, or it is hidden.
+    pub fn of(pid: u32) -> Option<Stat> {
+        let mut path = Text::<32>::new();
+        path.push(b"/proc/").push_number(u64::from(pid)).push(b"/stat");
+        let mut stat = None;
+        each_item(path.terminated()?, 0, |text| stat = stat.or_else(|| Stat::parse(text)));
+        stat
+    }
+
+    /// Fields 3, 20 and 22 of the line. The name in field 2 may hold anything, so count from its `)`.
+    fn parse(text: &[u8]) -> Option<Stat> {
+        let close = text.iter().rposition(|&byte| byte == b')')?;
+        let mut fields = text.get(close + 2..)?.split(|&byte| byte == b' ');
+        let is_zombie = matches!(fields.next()?, b"Z" | b"X");
+        let threads = bytes::number(fields.nth(16)?)?;
+        let start = bytes::number(fields.nth(1)?)?;
+        Some(Stat { start, has_ended: is_zombie && threads <= 1 })
+    }
 }
 
 /// One line of `/proc/self/maps` that names a file.
@@ -184,7 +198,15 @@ mod tests {
     #[test]
     fn a_process_name_full_of_blanks_and_brackets_does_not_shift_the_start_time() {
         let stat = b"7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
-        assert_eq!(start_field(stat), Some(4242));
+        assert_eq!(Stat::parse(stat), Some(Stat { start: 4242, has_ended: false }));
+    }
+
+    #[test]
+    fn a_zombie_has_ended_unless_other_threads_go_on() {
+        let zombie = b"7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 18 4242 20";
+        assert_eq!(Stat::parse(zombie), Some(Stat { start: 4242, has_ended: true }));
+        let leader = b"7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 2 18 4242 20";
+        assert_eq!(Stat::parse(leader), Some(Stat { start: 4242, has_ended: false }));
     }
 
     #[test]

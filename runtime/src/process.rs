@@ -297,7 +297,7 @@ fn find_out_who(forked: bool) {
     let me = unsafe { &mut *IDENTITY.get() };
     me.pid = sys::getpid();
     me.parent_pid = sys::getppid();
-    me.start = proc_fs::start_time(me.pid).unwrap_or(0);
+    me.start = proc_fs::Stat::of(me.pid).map_or(0, |stat| stat.start);
     me.flags = if forked { PROCESS_FORKED } else { 0 };
     if !forked {
         static LINK: Shared<[u8; 4096]> = Shared::new([0; 4096]);

@@ -1,6 +1,6 @@
 //! Many processes and threads at once, against the independent count.
 
-use callsight_tests::{Hooks, Program, Report, streamed};
+use callsight_tests::{Drain, Hooks, Program, Report, Ring, Server, streamed};
 
 const STORM: &str = include_str!("../programs/storm.c");
 const FANOUT: &str = include_str!("../programs/fanout.c");
@@ -35,6 +35,45 @@ fn forks_among_running_threads_lose_and_share_nothing_in_a_ring() {
     assert!(drained.all().contains("unaccounted=0"), "{drained}");
     assert_eq!(calls(&report), truth("60"));
     assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
+}
+
+/// Children in turn, more than a ring names, that are killed and that nobody waits for.
+const ZOMBIES: &str = r#"
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+__attribute__((noinline)) static void work(void) { __asm__ volatile(""); }
+int main(void)
+{
+    int bad = 0;
+    for (int child = 0; child < 300; child++) {
+        siginfo_t info;
+        pid_t pid = fork();
+        for (int call = 0; pid == 0 && call < 20; call++)
+            work();
+        if (pid == 0)
+            kill(getpid(), SIGKILL);
+        bad += waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) != 0;
+    }
+    printf("bad %d\n", bad);
+}
+"#;
+
+#[test]
+fn children_that_nobody_waits_for_keep_no_place_in_a_ring() {
+    let program = Program::c(ZOMBIES).build(Hooks::Ours);
+    let (ring, shell) = (Ring::new(), program.tracing());
+    // No drain frees the places meanwhile.
+    let ran = shell.clone().env("TRACE_SHM", ring.name()).ok("exec ./prog");
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("bad 0\n", ""), "{ran}");
+    let files = std::fs::read_dir(program.folder().join("traces")).map_or(0, Iterator::count);
+    assert_eq!(files, 0, "all are in the ring: {ran}");
+    let server = Server::ours(&shell, &["--out", "traces"]);
+    let drained = Drain::ours(&shell, &ring, server.port).finish();
+    server.stop();
+    assert!(drained.all().contains("unaccounted=0"), "{drained}");
+    assert_eq!(program.report().calls_of("work"), 6000, "{drained}");
 }
 
 #[test]

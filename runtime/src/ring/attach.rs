@@ -120,7 +120,8 @@ fn free_process(base: usize) -> Option<*const RingProcess> {
 fn is_gone(entry: *const RingProcess) -> bool {
     let pid = field!(word32, entry, pid).load(Relaxed);
     let start = field!(word64, entry, start).load(Relaxed);
-    sys::process_is_gone(pid) || proc_fs::start_time(pid).is_some_and(|now| now != start)
+    sys::process_is_gone(pid)
+        || proc_fs::Stat::of(pid).is_some_and(|now| now.has_ended || now.start != start)
 }
 
 /// The lock for attaching and detaching, held by a tid; taken over from one that is gone, given
