@@ -3,9 +3,9 @@
  * In: a queue of parcels. Out: their bytes, in order, on a socket that never blocks us. A server
  * that greets is sent blocks, which stay in the queue until it acknowledges them, so that after a
  * reconnect it gets those it does not have; to one that does not greet in time (version 2) chunks
- * of raw events are sent, which are done with when the socket has them. A server that is stopped
- * looks like that one, until it reads nothing more: then it is given blocks all the same, of which
- * the queue holds many more events, in case it greets when it goes on.
+ * of raw events are sent, which are done with when the socket has them, and count as unacked if it
+ * breaks. A server that is stopped looks like that one, until it reads nothing more: then it is given
+ * blocks all the same, of which the queue holds many more events, in case it greets when it goes on.
  */
 
 #define GREETING_NS SECOND      /* how long a server may take to greet that will be sent blocks */

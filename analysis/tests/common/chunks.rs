@@ -12,6 +12,7 @@ use callsight_format::{
     Origin, SINK_DROPPED, SINK_REASON, StopReason, crc32c,
 };
 
+use crate::common::{Captures, Records};
 use crate::packer::Packer;
 
 /// A thread of a process, with its numbers as it counts them.
@@ -199,4 +200,55 @@ pub fn file(number: u32, seq: u32, chunks: &[Vec<u8>]) -> Vec<u8> {
 pub fn identity(report: &Report) -> (u64, u64, u64, i64) {
     let identity = report.identity;
     (identity.emitted, identity.delivered, report.lost_events(), identity.unaccounted)
+}
+
+pub fn calls(tid: u32, ts: u64, script: &str) -> Vec<Event> {
+    Records { ts, ..Records::default() }.thread(tid, script).events
+}
+
+/// The first records of a thread.
+pub fn birth(pid: u32, tid: u32, ts: u64) -> Vec<Event> {
+    Records { ts, ..Records::default() }.process(tid, pid, "/bin/app").events
+}
+
+pub fn note_of(tid: u32, cause: Cause, events: u64, ts: u64) -> Vec<Event> {
+    Records { ts, ..Records::default() }.lost(tid, cause as u32, events).events
+}
+
+pub fn report_of(files: &[Vec<u8>]) -> Report {
+    let names: Vec<String> =
+        (1..=files.len()).map(|number| format!("trace.stream.{number}.0.bin")).collect();
+    let named: Vec<(&str, Vec<u8>)> =
+        names.iter().map(String::as_str).zip(files.iter().cloned()).collect();
+    Captures::new(&named).analyze().expect("a report")
+}
+
+#[track_caller]
+pub fn assert_silent(report: &Report) {
+    assert_silent_but_for(report, "no name");
+}
+
+#[track_caller]
+pub fn assert_silent_but_for(report: &Report, words: &str) {
+    let expected = |line: &str| line.contains("no name") || line.contains(words);
+    let doubts: Vec<_> = report.notices.iter().filter(|line| !expected(line)).collect();
+    assert!(doubts.is_empty(), "{doubts:?}");
+}
+
+/// Two threads whose blocks take turns.
+pub fn two_threads() -> Sender {
+    let mut sender = Sender::new(1);
+    let (mut one, mut two) = (Writer::new(7, 7), Writer::new(7, 8));
+    sender.block(&mut one, &birth(7, 7, 0), &[]);
+    sender.block(&mut two, &birth(7, 8, 0), &[]);
+    sender.block(&mut one, &calls(7, 100, "enter a, enter b"), &[]);
+    sender.block(&mut two, &calls(8, 100, "enter a, enter c"), &[]);
+    sender.block(&mut one, &calls(7, 120, "exit b"), &[]);
+    sender.block(&mut two, &calls(8, 120, "exit c, exit a"), &[]);
+    let mut last = calls(7, 130, "exit a");
+    last.extend(Records { ts: 140, ..Records::default() }.end(7).events);
+    sender.block(&mut one, &last, &[]);
+    sender.end(one.next + two.next, &[]);
+    sender.sink(StopReason::Closed, &[]);
+    sender
 }

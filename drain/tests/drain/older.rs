@@ -10,6 +10,18 @@ fn start(ring: &Ring, port: u16, more: &[&str]) -> Drain {
     Drain::with_arguments(&drain_binary(), &arguments)
 }
 
+/// Stores so many calls more, each once there is room; gives how many there are.
+fn storing(writer: &mut Writer<'_>) -> impl FnMut(u64) -> u64 {
+    let mut calls = 0;
+    move |count| {
+        for _ in 0..count {
+            calls += 1;
+            wait_until("there is room", || writer.store_where_room(calls));
+        }
+        calls
+    }
+}
+
 #[test]
 fn one_that_comes_late_gets_what_comes_then_and_the_rest_is_told() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -22,14 +34,7 @@ fn one_that_comes_late_gets_what_comes_then_and_the_rest_is_told() {
     ring.attach(0, process.process);
     let drain = start(&ring, port, &["--file", folder.to_str().expect("UTF-8")]);
     let mut writer = Writer::new(&ring, process.process, 7);
-    let mut calls = 0;
-    let mut store = |count: u64| {
-        for _ in 0..count {
-            calls += 1;
-            wait_until("there is room", || writer.store_where_room(calls));
-        }
-        calls
-    };
+    let mut store = storing(&mut writer);
     store(100_000);
     let server = Server::on(port, |_, _| None);
     wait_until("it gets events", || {
@@ -37,6 +42,7 @@ fn one_that_comes_late_gets_what_comes_then_and_the_rest_is_told() {
         server.events(0) > 0
     });
     let all = store(1000);
+    drop(store);
     writer.retire();
     drop(process);
     let (code, said) = drain.end();
@@ -76,20 +82,14 @@ fn one_that_is_lost_is_tried_again() {
     ring.attach(0, process.process);
     let drain = start(&ring, server.port, &[]);
     let mut writer = Writer::new(&ring, process.process, 7);
-    let mut calls = 0;
-    let mut store = |count: u64| {
-        for _ in 0..count {
-            calls += 1;
-            wait_until("there is room", || writer.store_where_room(calls));
-        }
-        calls
-    };
+    let mut store = storing(&mut writer);
     // Much fits into a socket whose other end is gone.
     wait_until("it comes again", || {
         store(1000);
         server.capture(0).connections == 2
     });
     let all = store(20_000);
+    drop(store);
     writer.retire();
     drop(process);
     let (code, said) = drain.end();

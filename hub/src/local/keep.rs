@@ -90,11 +90,11 @@ fn keep(
     let (mut ring_was_there, mut pauses) = (false, Pauses::of_the_killed());
     while !over.load(Ordering::Relaxed) {
         thread::sleep(POLL);
-        let ring_is_there = RingFile::open(&plan.plan.ring).is_ok();
-        ring_was_there |= ring_is_there;
+        let ring_is_there = || RingFile::open(&plan.plan.ring).is_ok();
+        ring_was_there = ring_was_there || ring_is_there();
         let Some((status, lived)) = drain.ended()? else { continue };
         // Behind a ring that is finished none is needed until a program makes another.
-        if !is_replaced(status) || (ring_was_there && !ring_is_there) {
+        if !is_replaced(status) || (ring_was_there && !ring_is_there()) {
             continue;
         }
         plan.tell(status);
