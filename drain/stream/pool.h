@@ -36,11 +36,30 @@ static int is_attached(const struct callsight_ring_process *process, uint64_t no
            && !is_dead(process->pid, process->start, now);
 }
 
+static int is_in_table(const struct pool *pool, uint32_t pid, uint64_t start)
+{
+    for (uint32_t entry = 0; entry < CALLSIGHT_RING_PROCESSES; entry++) {
+        const struct callsight_ring_process *process = process_at(pool, entry);
+        if (load32(&process->state) != CALLSIGHT_PROCESS_FREE && process->pid == pid
+            && process->start == start)
+            return 1;
+    }
+    return 0;
+}
+
 static int any_attached(const struct pool *pool)
 {
     for (uint32_t entry = 0; entry < CALLSIGHT_RING_PROCESSES; entry++)
         if (is_attached(process_at(pool, entry), pool->now_ns))
             return 1;
+    /* Who found the table full is named by its writers only. */
+    for (uint32_t slot = 0; slot < pool->ring->layout.slot_count; slot++) {
+        const struct callsight_ring_writer *writer = writer_at(pool, slot);
+        uint32_t pid = load32(&writer->pid);
+        if (pid != 0 && !is_dead(pid, writer->start, pool->now_ns)
+            && !is_in_table(pool, pid, writer->start))
+            return 1;
+    }
     return 0;
 }
 

@@ -92,6 +92,13 @@ fn a_ring_tells_who_uses_it_what_it_holds_and_what_was_dropped() {
         made.put64(at + offset_of!(RingProcess, start), id.start);
     }
     made.page(3, DEAD, 0, &[KIND_MARKER, KIND_ENTER, 255, KIND_EXIT]);
+    // Named by writers: one that is in the table, and one that found it full.
+    let hidden = ProcessId::now(std::os::unix::process::parent_id()).expect("the parent");
+    for (slot, id) in [(0, me), (3, hidden), (4, hidden)] {
+        let at = RING_WRITERS_OFFSET + slot * size_of::<RingWriter>();
+        made.put32(at + offset_of!(RingWriter, pid), id.pid);
+        made.put64(at + offset_of!(RingWriter, start), id.start);
+    }
     let writer = RING_WRITERS_OFFSET + offset_of!(RingWriter, dropped);
     made.put64(writer + 8 * Cause::Full as usize, 4);
     let retired = RING_CONTROL_OFFSET + offset_of!(RingControl, retired_dropped);
@@ -99,7 +106,10 @@ fn a_ring_tells_who_uses_it_what_it_holds_and_what_was_dropped() {
     made.put64(RING_CONTROL_OFFSET + offset_of!(RingControl, no_slot), 2);
     let state = made.state();
     let lives: Vec<_> = state.processes.iter().map(|member| member.is_alive).collect();
-    assert_eq!((lives, state.living().count(), state.is_used()), (vec![true, false], 1, true));
+    assert_eq!(
+        (lives, state.living().count(), state.is_used()),
+        (vec![true, false, true], 2, true)
+    );
     assert_eq!((state.used_bytes, state.held_events), (1024, 2));
     let dropped: Vec<_> = state.dropped.clone().into_iter().collect();
     assert_eq!(dropped, [(Cause::Full, 7), (Cause::NoSlot, 2)]);

@@ -2,7 +2,7 @@
 //!
 //! In: bytes of a ring whose sizes hold, copied. Out: what they say, for people.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::path::PathBuf;
 
@@ -106,7 +106,7 @@ impl RingFile {
     /// The traced processes that it names; none in version 2.
     pub(super) fn processes(&self) -> Result<Vec<Member>, RingError> {
         match self.version() {
-            RING_VERSION => Ok(members(&self.read(0, RING_WRITERS_OFFSET)?).collect()),
+            RING_VERSION => Ok(self.members(&self.read(0, self.layout().pages_offset as usize)?)),
             _ => Ok(Vec::new()),
         }
     }
@@ -153,7 +153,7 @@ impl RingFile {
             version: RING_VERSION,
             capacity: self.layout().capacity,
             command: RingCommand::from_number(start.u32(control(offset_of!(RingControl, command)))),
-            processes: members(&start).collect(),
+            processes: self.members(&start),
             drain: (drain.pid != 0).then(|| Member {
                 id: drain,
                 is_attached: true,
@@ -163,6 +163,21 @@ impl RingFile {
             held_events,
             dropped: dropped(&start, self.layout().slot_count),
         })
+    }
+
+    /// The processes in its table, and those that only their writers name: they found it full.
+    fn members(&self, start: &Bytes) -> Vec<Member> {
+        let member =
+            |id: ProcessId, is_attached| Member { id, is_attached, is_alive: id.is_alive() };
+        let mut all: Vec<_> =
+            listed(start).map(|(id, state)| member(id, state == PROCESS_ATTACHED)).collect();
+        let mut known: BTreeSet<_> = all.iter().map(|member| member.id).collect();
+        for id in writers(start, self.layout().slot_count) {
+            if known.insert(id) {
+                all.push(member(id, true));
+            }
+        }
+        all
     }
 
     /// How many pages have an owner, and how many enters and exits in them nobody has taken.
@@ -214,16 +229,24 @@ impl RingState {
     }
 }
 
-fn members(start: &Bytes) -> impl Iterator<Item = Member> + '_ {
+/// The table of processes, with their states.
+fn listed(start: &Bytes) -> impl Iterator<Item = (ProcessId, u32)> + '_ {
     (0..RING_PROCESSES).filter_map(|index| {
         let at = RING_PROCESSES_OFFSET + index * RING_PROCESS_BYTES;
         let state = start.u32(at + offset_of!(RingProcess, state));
-        let id = ProcessId {
-            pid: start.u32(at + offset_of!(RingProcess, pid)),
-            start: start.u64(at + offset_of!(RingProcess, start)),
-        };
-        let is_attached = state == PROCESS_ATTACHED;
-        (state != PROCESS_FREE).then(|| Member { id, is_attached, is_alive: id.is_alive() })
+        let pid = start.u32(at + offset_of!(RingProcess, pid));
+        let id = ProcessId { pid, start: start.u64(at + offset_of!(RingProcess, start)) };
+        (state != PROCESS_FREE).then_some((id, state))
+    })
+}
+
+/// Whose the used writer slots are.
+fn writers(start: &Bytes, slot_count: u32) -> impl Iterator<Item = ProcessId> + '_ {
+    (0..slot_count as usize).filter_map(|slot| {
+        let at = RING_WRITERS_OFFSET + slot * RING_WRITER_BYTES;
+        let pid = start.u32(at + offset_of!(RingWriter, pid));
+        let start = start.u64(at + offset_of!(RingWriter, start));
+        (pid != 0).then_some(ProcessId { pid, start })
     })
 }
 

@@ -42,8 +42,9 @@
 //! the owner is dead) a process takes a [`RingProcess`] entry and adds 1 to `writers`; the process
 //! that finds `t0_ns` 0 fills the lower half of the header. Detaching sets the entry to
 //! [`PROCESS_DETACHED`] and takes 1 off; events after that are still stored. The drain frees
-//! entries of dead processes, and takes 1 off for each that never detached. When nothing is left
-//! it sets `command` to [`COMMAND_CLOSED`] under the lock and unlinks the name; a process that
+//! entries of dead processes, and takes 1 off for each that never detached. A process that finds no
+//! free entry attaches without one: whoever is named by a writer and by no entry is attached until it
+//! is dead. When nothing is left the drain sets `command` to [`COMMAND_CLOSED`] under the lock and unlinks the name; a process that
 //! finds a closed ring makes a new one.
 //!
 //! A dead process is one whose pid has no process or one of another start time.

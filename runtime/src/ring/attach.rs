@@ -58,11 +58,13 @@ fn attach_to(mapped: &Mapped) -> Result<bool, &'static [u8]> {
         return Ok(false);
     }
     let me = process::identity();
-    let entry = free_process(mapped.base).ok_or(&b"112 processes already use it"[..])?;
-    field!(word32, entry, pid).store(me.pid, Relaxed);
-    field!(word64, entry, start).store(me.start, Relaxed);
-    field!(word32, entry, state).store(PROCESS_ATTACHED, Release);
-    field!(word32, header(mapped.base), writers).fetch_add(1, AcqRel);
+    // Where the table is full its writers name it, until it is dead.
+    if let Some(entry) = free_process(mapped.base) {
+        field!(word32, entry, pid).store(me.pid, Relaxed);
+        field!(word64, entry, start).store(me.start, Relaxed);
+        field!(word32, entry, state).store(PROCESS_ATTACHED, Release);
+        field!(word32, header(mapped.base), writers).fetch_add(1, AcqRel);
+    }
     if field!(word64, header(mapped.base), t0_ns).load(Acquire) == 0 {
         write_origin(mapped.base, &clock::origin());
     }
