@@ -52,9 +52,10 @@ fn slot_of(thread: &Thread) -> Option<&'static Slot> {
 /// Sends the window that ends at `at` and gives an empty one.
 ///
 /// # Errors
-/// No memory.
+/// No memory, or nothing that would remember the window of this thread until it is sent.
 #[inline(never)]
-pub fn claim(_thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
+pub fn claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
+    slot_of(thread).ok_or(Some(Cause::NoSlot))?;
     if at != 0 {
         let window = at - WINDOW_BYTES;
         let whole = send(window, at);

@@ -572,3 +572,19 @@ fn more_processes_than_the_table_of_a_ring_has_entries_lose_nothing() {
     assert_eq!(report.lost(), 0, "{drained}\n{:?}", report.notices());
     assert_eq!(report.calls_of("job"), 450);
 }
+
+#[test]
+fn threads_that_a_version_2_ring_has_no_place_for_are_counted() {
+    let program = Program::c(include_str!("../programs/crowd.c")).build(Hooks::Ours);
+    let shell = program.tracing().env("TRACE_RING", "2");
+    let (ran, _, report) = streamed_in(&shell, &program, "peak once 4500 20", 16 << 20);
+    if ran.code == 3 {
+        return skip(
+            "threads of version 2",
+            "this machine lets a process have fewer than 4500 threads",
+        );
+    }
+    assert_eq!(ran.code, 0, "{ran}");
+    adds_up(&report, 40 * 4500);
+    assert!(report.lost() >= 40 * (4500 - 4096), "{:?}", report.notices());
+}
