@@ -13,7 +13,7 @@ use callsight_format::STREAM_PORT;
 use callsight_hub::capture::CaptureLimits;
 use callsight_hub::forward::Forward;
 use callsight_hub::ingest::{Destinations, MakeSink, Options, Server};
-use callsight_hub::local::{RingError, check_name, ending_signals};
+use callsight_hub::local::{Address, RingError, check_name, ending_signals};
 use callsight_hub::model::{Model, Overview};
 use callsight_hub::stream::in_one_line;
 
@@ -104,11 +104,7 @@ fn bare_host(text: &str) -> Result<String, String> {
 }
 
 fn host_and_port(text: &str) -> Result<String, String> {
-    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
-    match port.map(str::parse::<u16>) {
-        Some(Ok(1..)) => Ok(text.to_owned()),
-        _ => Err("a host and a port are needed, such as render-01:9001".to_owned()),
-    }
+    text.parse::<Address>().map(|address| address.to_string())
 }
 
 /// Says how much is there and how fast it grows, until the program ends.

@@ -32,13 +32,17 @@ pub fn start_thread(thread: &mut Thread) {
         thread.flags |= UNWANTED;
         return;
     }
-    if let Some(slot) = threads::take_slot(me.pid, tid) {
-        thread.slot = core::ptr::from_ref(slot).cast_mut();
-        match process::sink() {
-            Sink::Ring => ring::adopt(slot, tid),
-            Sink::File | Sink::Stream => thread.cursor = end_of_events(slot),
-            Sink::Summary => thread.cursor = summary::start(slot, tid),
-        }
+    take_place(thread, me.pid, tid);
+}
+
+/// Gives the calling thread what it needs to store events, if there is any left.
+fn take_place(thread: &mut Thread, pid: u32, tid: u32) {
+    let Some(slot) = threads::take_slot(pid, tid) else { return };
+    thread.slot = core::ptr::from_ref(slot).cast_mut();
+    match process::sink() {
+        Sink::Ring => ring::adopt(slot, tid),
+        Sink::File | Sink::Stream => thread.cursor = end_of_events(slot),
+        Sink::Summary => thread.cursor = summary::start(slot, tid),
     }
 }
 
@@ -170,17 +174,36 @@ pub fn tell_modules() {
 /// files the latter two are the last records, which [`file::close`] writes.
 pub fn tell_modules_and_end() {
     with_ready_thread(|thread| {
-        notes::modules(false, &mut |func, site| store_note(thread, func, site));
         if process::sink() == Sink::File {
-            return;
-        }
-        notes::stop(StopReason::End, b"", &mut |func, site| store_note(thread, func, site));
-        let (ticks, ns) = clock::anchor();
-        if clock::is_ticks() {
-            let tail = thread.word | meta(KIND_MARKER, 0);
-            let _ = store(thread, ticks, MARK_CLOCK, ns, tail);
+            notes::modules(false, &mut |func, site| store_note(thread, func, site));
+        } else if thread.flags & UNWANTED == 0 {
+            tell_end(thread);
+        } else {
+            tell_end_unrecorded(thread);
         }
     });
+}
+
+fn tell_end(thread: &mut Thread) {
+    notes::modules(false, &mut |func, site| store_note(thread, func, site));
+    notes::stop(StopReason::End, b"", &mut |func, site| store_note(thread, func, site));
+    let (ticks, ns) = clock::anchor();
+    if clock::is_ticks() {
+        let tail = thread.word | meta(KIND_MARKER, 0);
+        let _ = store(thread, ticks, MARK_CLOCK, ns, tail);
+    }
+}
+
+/// The same by a thread that `TRACE_THREADS` does not select: of its calls, nothing is stored and none
+/// is a loss.
+fn tell_end_unrecorded(thread: &mut Thread) {
+    let _blocked = SignalsBlocked::new();
+    let missed = core::mem::take(&mut thread.skipped);
+    take_place(thread, process::identity().pid, thread.tid());
+    tell_end(thread);
+    // As before, without a window.
+    thread.cursor = 0;
+    thread.skipped = missed;
 }
 
 /// Does `work` if the calling thread may record, and sets it up for that where it must be.

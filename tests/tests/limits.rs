@@ -340,6 +340,18 @@ fn only_threads_that_were_asked_for_are_recorded() {
     let report = program.report();
     assert_eq!((report.calls_of("inside"), report.calls_of("leaf")), (1, 1000));
     assert_eq!(report.number("threads"), 1);
+    // The first thread ends the process, and is not selected.
+    for version in ["2", "3"] {
+        let shell = program.tracing().env("TRACE_THREADS", "work*").env("TRACE_RING", version);
+        let (_, drained, report) = streamed_in(&shell, &program, "", 1 << 20);
+        assert_eq!((report.calls_of("inside"), report.calls_of("leaf")), (1, 1000), "{drained}");
+        assert_eq!(
+            (report.number("threads"), report.notices().len()),
+            (1, 0),
+            "{:?}",
+            report.notices()
+        );
+    }
 }
 
 #[test]

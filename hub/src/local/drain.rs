@@ -55,14 +55,19 @@ impl FromStr for Address {
         let port = port.parse().ok().filter(|port| *port != 0);
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let host = bare.unwrap_or(host);
+        let has_blank = host.contains(|c: char| c.is_whitespace() || c.is_control());
+        let is_host = !host.is_empty() && !has_blank && (bare.is_some() || !host.contains(':'));
+        let is_v6 = |text: &str| text.parse::<Ipv6Addr>().is_ok();
         match port {
-            Some(port) if !host.is_empty() && (bare.is_some() || !host.contains(':')) => {
-                Ok(Address { host: host.to_owned(), port })
+            Some(port) if is_host => Ok(Address { host: host.to_owned(), port }),
+            // Nobody knows where the port begins.
+            Some(port) if is_v6(host) => {
+                Err(format!("an IPv6 address needs brackets before its port, like [{host}]:{port}"))
             }
-            // Of `::1:9001`, nobody knows where the port begins.
-            _ if text.parse::<Ipv6Addr>().is_ok() => {
+            _ if is_v6(text) => {
                 Err(format!("an IPv6 address needs brackets and a port, like [{text}]:9001"))
             }
+            _ if has_blank => Err(format!("its host {host:?} has a blank in it")),
             _ => Err("it must be HOST:PORT, like 192.168.1.5:9001 or [::1]:9001".to_owned()),
         }
     }
@@ -326,12 +331,17 @@ mod tests {
             assert_eq!((address.host.as_str(), address.port), (host, port));
             assert_eq!(address.to_string(), text);
         }
-        for text in ["", "a", ":1", "a:", "a:0", "a:65536", "::1:9001", "[]:1", "a:1 "] {
+        for text in ["", "a", ":1", "a:", "a:0", "a:65536", "::1:9001", "[]:1", "a:1 ", " a:1"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
-        for text in ["::1", "::1:9001", "fe80::2"] {
+        for (text, like) in [
+            ("::1", "[::1]:9001"),
+            ("::1:9953", "[::1]:9953"),
+            ("fe80::abcd", "[fe80::abcd]:9001"),
+            ("1:2:3:4:5:6:7:8", "[1:2:3:4:5:6:7:8]:9001"),
+        ] {
             let why = text.parse::<Address>().expect_err("no brackets");
-            assert!(why.ends_with(&format!("like [{text}]:9001")), "{why}");
+            assert!(why.ends_with(&format!("like {like}")), "{why}");
         }
     }
 

@@ -69,7 +69,7 @@ pub enum LaunchError {
     /// The folder of captures cannot be used.
     #[error(
         "make the folder {} for captures: {error}; --path wants a folder that can be made and \
-         written to",
+         written to, and so do CALLSIGHT_PATH and `path` in callsight.toml",
         path.display()
     )]
     Folder {
