@@ -5,7 +5,7 @@ mod common;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender as Knob, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use callsight_format::*;
 use callsight_hub::stream::{Chunk, Item};
@@ -69,10 +69,16 @@ fn waiting(name: &'static str) -> (Knob<()>, Box<dyn Sink>) {
 
 /// Runs a session of `batches` batches, each with [`EVENTS`] events.
 fn run(batches: u64, sinks: Vec<Box<dyn Sink>>) -> (Tally, Vec<String>) {
+    run_behind(batches, sinks, |_| ())
+}
+
+/// The same; each batch waits for what `wait` waits for, told how many came before.
+fn run_behind(batches: u64, sinks: Vec<Box<dyn Sink>>, wait: impl Fn(u64)) -> (Tally, Vec<String>) {
     let said = Mutex::new(Vec::new());
     let say = |line: &str| said.lock().expect("lines").push(line.to_owned());
     let mut session = Session::start(&SessionMeta::new(1, "test", origin(), ORDER), sinks);
     for number in 0..batches {
+        wait(number);
         take(&mut session, number, &say);
     }
     let tally = session.finish(0, &say);
@@ -87,6 +93,16 @@ fn take(session: &mut Session, number: u64, host: &dyn Host) {
         |at: u64| Event { ts: 1 + number * EVENTS + at, kind: (at % 2) as u8, ..Event::default() };
     let events: Vec<u8> = (0..EVENTS).flat_map(|at| event(at).to_bytes(ORDER)).collect();
     session.take(&Chunk { bytes: &[], item: Item::Events(&events) }, host);
+}
+
+/// Waits until a sink has the events of so many batches. A queue can be full on a busy machine although
+/// its sink is well.
+fn wait_for(kept: &Mutex<Vec<u64>>, batches: u64) {
+    let started = Instant::now();
+    while (kept.lock().expect("no panic").len() as u64) < batches * EVENTS {
+        assert!(started.elapsed() < Duration::from_secs(60), "it does not get {batches} batches");
+        std::thread::yield_now();
+    }
 }
 
 fn is_whole(kept: &Arc<Mutex<Vec<u64>>>, batches: u64) -> bool {
@@ -114,7 +130,8 @@ fn a_sink_that_panics_hurts_no_other() {
 fn a_sink_that_blocks_for_ever_is_left_behind_and_hurts_no_other() {
     let kept = Arc::default();
     let (knob, blocks) = waiting("blocks");
-    let (tally, said) = run(6000, vec![keeping(&kept), blocks]);
+    let sinks = vec![keeping(&kept), blocks];
+    let (tally, said) = run_behind(6000, sinks, |batches| wait_for(&kept, batches));
     assert!(is_whole(&kept, 6000));
     let [well, blocked] = &tally.sinks[..] else { panic!("two sinks") };
     assert_eq!(well.delivered_events, 6000 * EVENTS);
@@ -158,15 +175,11 @@ fn a_full_queue_drops_the_newest_and_goes_on_with_what_comes_later() {
     let sinks = vec![lags, keeping(&kept)];
     let mut session = Session::start(&SessionMeta::new(1, "test", origin(), ORDER), sinks);
     let say = |_: &str| {};
-    let all_kept = |batches: u64| {
-        while (kept.lock().expect("no panic").len() as u64) < batches * EVENTS {
-            std::thread::yield_now();
-        }
-    };
     for number in 0..QUEUE + 30 {
+        wait_for(&kept, number);
         take(&mut session, number, &say);
     }
-    all_kept(QUEUE + 30);
+    wait_for(&kept, QUEUE + 30);
     for _ in 0..100 {
         knob.send(()).expect("it listens");
     }

@@ -97,8 +97,10 @@ impl Tally {
             if dropped.sum() > 0 { format!(": {}", dropped.by_cause()) } else { "".into() };
         let events = counted(sink.delivered_events, "event");
         let emitted = sink.emitted_events + self.lost_before.sum();
+        let since =
+            self.resumed_behind.map_or(String::new(), |block| format!(" since block {block}"));
         format!(
-            "{events}{extent}, {} dropped{causes}; emitted {emitted}, unaccounted={}",
+            "{events}{extent}, {} dropped{causes}; emitted {emitted}, unaccounted={}{since}",
             dropped.sum(),
             sink.unaccounted()
         )
@@ -110,9 +112,6 @@ impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let nowhere = SinkTally { emitted_events: self.received_events, ..SinkTally::default() };
         f.write_str(&self.account(self.sinks.first().unwrap_or(&nowhere)))?;
-        if let Some(block) = self.resumed_behind {
-            write!(f, " since block {block}")?;
-        }
         if self.duplicate_blocks > 0 {
             write!(f, "; {} came again", counted(self.duplicate_blocks, "block"))?;
         }
