@@ -198,6 +198,24 @@ function(_callsight_skip_blank text result)
   set(${result} "${text}" PARENT_SCOPE)
 endfunction()
 
+# The start of a line: a terminal acts on no byte of it.
+function(_callsight_shown line result)
+  string(LENGTH "${line}" length)
+  string(SUBSTRING "${line}" 0 80 text)
+  foreach(code RANGE 1 255)
+    if(code LESS 32 OR code GREATER 126)
+      string(ASCII ${code} byte)
+      math(EXPR number "${code} + 256" OUTPUT_FORMAT HEXADECIMAL)
+      string(SUBSTRING ${number} 3 2 number)
+      string(REPLACE "${byte}" "\\x${number}" text "${text}")
+    endif()
+  endforeach()
+  if(length GREATER 80)
+    string(APPEND text "...")
+  endif()
+  set(${result} "${text}" PARENT_SCOPE)
+endfunction()
+
 # Stops the configure run; `rest` is what was not understood.
 function(_callsight_bad_selection file all rest)
   string(LENGTH "${all}" end)
@@ -211,6 +229,7 @@ function(_callsight_bad_selection file all rest)
   if(said STREQUAL "")
     set(said "end of the file")
   endif()
+  _callsight_shown("${said}" said)
   message(FATAL_ERROR "callsight: ${file}:${line}: `${said}` is not understood: under [files] or "
     "[targets], write include = [\"a/*\"] or exclude = [\"b.c\"], each once, with the special "
     "characters * and ? only; under [sinks], write path = \"DIR\" or live = \"HOST:PORT\", each once")

@@ -6,7 +6,7 @@
 
 use callsight_format::{
     ByteOrder, CAUSES, Cause, END_BLOCKS, END_DONE, END_DROPPED, END_EMITTED, END_REASON,
-    END_SINK_DROPPED, Fields, LossNote, SINK_DROPPED, SINK_REASON,
+    END_RING_DROPPED, END_SINK_DROPPED, Fields, LossNote, SINK_DROPPED, SINK_REASON,
 };
 use rustc_hash::FxHashMap;
 
@@ -19,8 +19,8 @@ pub struct Ledger {
     pub repeated: u64,
     /// Missing by the writers' numbers, and told by no note.
     pub gaps: u64,
-    /// Missing beyond those by what the ends of streams say: of blocks that never came, with
-    /// nothing of their writers behind them.
+    /// Missing beyond those by what the ends of streams say, and by what drains had taken of the ring
+    /// before the later ones: with nothing of their writers behind them.
     pub hidden: u64,
     /// Still in the ring when the last drain was told to end.
     pub left_in_ring: u64,
@@ -37,6 +37,8 @@ pub struct Ledger {
     pub misnamed: [u64; CAUSES],
     /// See `misnamed`.
     pub named: [u64; CAUSES],
+    /// Dropped in the whole life of the ring, by cause, as its last drain tells.
+    pub in_ring: [u64; CAUSES],
     /// Dropped as the last blocks of the writers tell, for the causes that blocks tell.
     pub told_by_blocks: [u64; CAUSES],
     /// The same for all other causes together.
@@ -108,6 +110,7 @@ struct End {
     done: bool,
     emitted: Option<u64>,
     dropped: [u64; CAUSES],
+    in_ring: [u64; CAUSES],
 }
 
 impl Stream {
@@ -147,8 +150,12 @@ impl Stream {
         self.missing_blocks = self.missing_blocks.saturating_add(blocks - self.last);
         self.last = blocks;
         let reason = field(fields, END_REASON).and_then(|value| le.u32(value, 0));
-        let (emitted, dropped) = (word(END_EMITTED), dropped(fields, END_DROPPED));
-        self.end = Some(End { done: reason == Some(END_DONE), emitted, dropped });
+        self.end = Some(End {
+            done: reason == Some(END_DONE),
+            emitted: word(END_EMITTED),
+            dropped: dropped(fields, END_DROPPED),
+            in_ring: dropped(fields, END_RING_DROPPED),
+        });
     }
 
     /// What became of it in a file, so far or in the end.
@@ -159,7 +166,17 @@ impl Stream {
     }
 
     /// Adds what is known of it, to the sums over the streams before it. It came in so many `captures`.
-    pub fn settle(&self, captures: usize, ledger: &mut Ledger) {
+    /// Returns how many records drains had taken of the ring when it was at its end, at least.
+    pub fn settle(&self, captures: usize, ledger: &mut Ledger) -> u64 {
+        let Ledger { delivered, gaps, hidden, .. } = *ledger;
+        self.settle_end(captures, ledger);
+        // Less notes of the drain and torn records, which were found to be no records of the ring.
+        let came = self.came - (delivered - ledger.delivered);
+        let missing = self.gaps.saturating_sub(gaps - ledger.gaps);
+        [came, missing, ledger.hidden - hidden].into_iter().fold(self.taken, u64::saturating_add)
+    }
+
+    fn settle_end(&self, captures: usize, ledger: &mut Ledger) {
         ledger.missing_blocks = ledger.missing_blocks.saturating_add(self.blocks_not_here());
         ledger.broken_off = !self.is_file_of_events && !self.closed && self.end.is_none();
         match self.end {
@@ -174,10 +191,11 @@ impl Stream {
         ledger.unnumbered_gaps |= self.unnumbered > 0 && (dropped || self.gaps > 0);
         ledger.left_in_ring = 0;
         ledger.stopped = self.end.as_ref().is_some_and(|end| !end.done);
-        let Some(End { done, emitted: Some(emitted), dropped }) = &self.end else {
+        let Some(End { done, emitted: Some(emitted), dropped, in_ring }) = &self.end else {
             ledger.all_ended = false;
             return;
         };
+        ledger.in_ring = *in_ring;
         self.match_notes(dropped, ledger);
         let torn = Cause::Torn as usize;
         let untold_torn = dropped[torn].saturating_sub(self.told[torn]);
@@ -242,7 +260,7 @@ impl Stream {
     /// which a file beside it has blocks.
     fn blocks_not_here(&self) -> u64 {
         let all_came = match &self.end {
-            Some(End { done: true, emitted: Some(emitted), dropped }) => {
+            Some(End { done: true, emitted: Some(emitted), dropped, .. }) => {
                 self.came.saturating_add(sum(dropped)) >= *emitted
             }
             _ => false,

@@ -315,9 +315,19 @@ impl Numbers {
         for stream in self.by_file.values() {
             captures.get_mut(*stream).into_iter().for_each(|count| *count += 1);
         }
+        let mut taken = 0;
         for (stream, captures) in self.streams.iter().zip(captures) {
-            stream.settle(captures, &mut ledger);
+            taken = stream.settle(captures, &mut ledger).max(taken);
         }
+        // What a drain held that was killed, or sent without numbers to a server that never got it: of
+        // a thread that goes on its later numbers show it, of one that has ended nothing but the sum.
+        let known = [ledger.delivered, ledger.gaps, ledger.hidden]
+            .into_iter()
+            .fold(ledger.taken_before, u64::saturating_add);
+        let missing = taken.saturating_sub(known);
+        let unnumbered = self.streams.iter().any(|stream| stream.unnumbered > 0);
+        ledger.unnumbered_gaps |= missing > 0 && unnumbered;
+        ledger.hidden = ledger.hidden.saturating_add(missing);
         ledger
     }
 }

@@ -36,6 +36,7 @@ pub fn settle(ledger: &Ledger, losses: &mut [u64; CAUSES]) -> Account {
     rename(losses, &ledger.misnamed, &ledger.named);
     rename_by_blocks(ledger, losses);
     let in_blocks = beyond_notes(ledger, losses);
+    let untold = beyond_all(ledger, losses, &in_blocks);
     // Of what two sinks of a stream dropped, one may have what the other has not.
     let mut most = if ledger.all_ended { missing } else { u64::MAX };
     for (cause, lost) in losses.iter_mut().enumerate() {
@@ -43,7 +44,9 @@ pub fn settle(ledger: &Ledger, losses: &mut [u64; CAUSES]) -> Account {
         let in_sinks = records.min(most);
         most -= in_sinks;
         missing = missing.saturating_sub(in_sinks);
-        let told = lost.saturating_add(ledger.untold[cause]).saturating_add(in_blocks[cause]);
+        let told = [ledger.untold[cause], in_blocks[cause], untold[cause]]
+            .into_iter()
+            .fold(*lost, u64::saturating_add);
         // The notes that are missing with the events count nothing.
         *lost = told.saturating_add(events.min(in_sinks));
     }
@@ -114,6 +117,20 @@ fn beyond_notes(ledger: &Ledger, losses: &[u64; CAUSES]) -> [u64; CAUSES] {
     beyond = up_to(&beyond, by_blocks.saturating_sub(by_notes));
     beyond[Cause::Torn as usize] = torn;
     beyond
+}
+
+/// What the ring counts beyond notes, ends and blocks, by cause: of writers that have ended, told by a
+/// drain that was killed. Only the sums compare, as above. What other captures have is not ours to miss.
+fn beyond_all(ledger: &Ledger, losses: &[u64; CAUSES], in_blocks: &[u64; CAUSES]) -> [u64; CAUSES] {
+    if ledger.taken_before > 0 {
+        return [0; CAUSES];
+    }
+    let told = told(ledger, losses);
+    let told: [u64; CAUSES] =
+        std::array::from_fn(|cause| told[cause].saturating_add(in_blocks[cause]));
+    let beyond: [u64; CAUSES] =
+        std::array::from_fn(|cause| ledger.in_ring[cause].saturating_sub(told[cause]));
+    up_to(&beyond, sum(&ledger.in_ring).saturating_sub(sum(&told)))
 }
 
 #[cfg(test)]
@@ -205,6 +222,18 @@ mod tests {
             });
             assert_eq!((losses[Cause::Queue as usize], losses[UNACKED]), (queue, 0));
             assert_eq!(account.emitted, 95 + queue);
+        }
+    }
+
+    #[test]
+    fn what_the_ring_counts_and_no_stream_tells_is_lost() {
+        let in_ring = |full| [full, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0];
+        for (full, taken_before, lost) in [(20, 0, [20, 3]), (2, 0, [5, 0]), (20, 7, [5, 0])] {
+            let (account, losses) = settled(|ledger| {
+                (ledger.in_ring, ledger.taken_before) = (in_ring(full), taken_before);
+            });
+            assert_eq!([losses[FULL], losses[STOPPED]], lost);
+            assert_eq!(account.emitted, 90 + lost[0] + lost[1]);
         }
     }
 

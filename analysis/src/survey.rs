@@ -115,7 +115,7 @@ impl Survey {
         let mut survey = surveyor.finish(group);
         survey.account = match &walked.ledger {
             Some(ledger) => settle(ledger, &mut survey.losses),
-            None => settle_files(walked.records, &survey.losses),
+            None => settle_files(walked.records.saturating_sub(walked.padding), &survey.losses),
         };
         survey.stray_losses = survey.stray_losses.saturating_add(survey.account.stray);
         survey.missing_segments += walked.oddities.missing_segments;

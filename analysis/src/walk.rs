@@ -61,6 +61,8 @@ pub struct Walked {
     pub oddities: Oddities,
     /// Records of threads in files of events.
     pub records: u64,
+    /// Of these, the ones that fill what a writer left of its window.
+    pub padding: u64,
     /// What chunks say, where there are any.
     pub ledger: Option<Ledger>,
 }
@@ -233,7 +235,7 @@ impl<V: Visitor> Walker<'_, V> {
     fn marker(&mut self, event: &Event) {
         if let Some(piece) = NotePiece::of(event) {
             match piece.code {
-                NOTE_PADDING => {}
+                NOTE_PADDING => self.walked.padding += 1,
                 NOTE_SEGMENT => {
                     self.compare_segment_before(&piece);
                     self.note(event, &piece);

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use callsight_analysis::{Detail, Error, Options, Report, analyze};
 use callsight_format::{
-    ByteOrder, Event, KIND_ENTER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, NOTE_STOP, Origin, StopReason,
+    ByteOrder, Event, KIND_ENTER, KIND_MARKER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, NOTE_PADDING,
+    NOTE_STOP, Origin, StopReason,
 };
 use common::{Captures, Records, assert_noticed, report, rows, ticks};
 
@@ -396,6 +397,17 @@ fn one_thing_is_said_of_as_one() {
     let text = String::from_utf8(out).expect("UTF-8");
     assert!(text.contains("1 function by self time") && text.contains("1 thread by"), "{text}");
     assert!(text.contains("1 function of an unnamed program has no name"), "{text}");
+}
+
+#[test]
+fn what_fills_unused_slots_is_no_record() {
+    let mut records = small();
+    let calls = records.events.len() as u64;
+    let last = records.events[records.events.len() - 1];
+    let padding = Event { func: NOTE_PADDING, call_site: 0, kind: KIND_MARKER, ..last };
+    records.events.extend([padding; 50]);
+    let report = report(records.file(ByteOrder::Little));
+    assert_eq!((rows(&report).as_str(), report.identity.delivered), (SMALL_ROWS, calls));
 }
 
 #[test]

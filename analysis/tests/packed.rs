@@ -509,7 +509,8 @@ fn what_drains_tell_last_of_a_writer_needs_no_other_note() {
     writer.drop(50);
     let on_the_way = note_of(7, Cause::Full, 50, 90).len() as u64 + 20;
     writer.next += on_the_way;
-    let mut second = Sender::new(2).taking_over(writer.next, 7, "/bin/app");
+    let taken = born.len() as u64 + on_the_way;
+    let mut second = Sender::new(2).taking_over(taken, 7, "/bin/app");
     writer.drop(40);
     second.block(&mut writer, &[], &note_of(7, Cause::Full, 40, 900));
     second.end(40, &[(Cause::Full, 40)]);
@@ -517,6 +518,27 @@ fn what_drains_tell_last_of_a_writer_needs_no_other_note() {
     assert_eq!((report.losses["full"], report.losses["unacked"]), (90, on_the_way));
     let delivered = born.len() as u64;
     assert_eq!(identity(&report), (writer.next, delivered, 90 + on_the_way, 0));
+}
+
+#[test]
+fn what_a_killed_drain_held_of_a_thread_that_has_ended_is_missed() {
+    let (mut ended, mut goes_on) = (Writer::new(7, 7), Writer::new(7, 8));
+    let mut first = Sender::new(1);
+    first.block(&mut ended, &[birth(7, 7, 0), calls(7, 100, "enter a")].concat(), &[]);
+    first.block(&mut goes_on, &calls(8, 110, "enter a"), &[]);
+    let came: u64 = first.records.iter().sum();
+    // The drain had 600 more of the one and 20 of the other, and a note of 50 that were dropped.
+    goes_on.next += 20;
+    let mut second = Sender::new(2).taking_over(came + 620, 7, "/bin/app");
+    second.block(&mut goes_on, &calls(8, 200, "exit a"), &[]);
+    second.in_ring = vec![(Cause::Full, 50)];
+    second.end(1, &[]);
+    let report = report_of(&[first.file(1), second.file(2)]);
+    assert_eq!((report.losses["unacked"], report.losses["full"]), (620, 50));
+    assert_eq!(identity(&report), (came + 620 + 50 + 1, came + 1, 670, 0));
+    // The second alone misses nothing of what others had.
+    let report = report_of(&[second.file(1)]);
+    assert_eq!(identity(&report), (1, 1, 0, 0));
 }
 
 #[test]

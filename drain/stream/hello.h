@@ -162,6 +162,7 @@ struct counts {
     uint64_t events; /* those delivered that are no markers or counters */
     uint64_t dropped[CALLSIGHT_CAUSES];
     uint64_t untold; /* of those dropped: not in the data yet */
+    uint64_t ring_dropped[CALLSIGHT_CAUSES]; /* with what earlier drains told, where that is to be told */
 };
 
 static const char *const cause_names[CALLSIGHT_CAUSES] = {
@@ -198,6 +199,8 @@ static const struct fields *make_end(uint32_t reason, const struct counts *count
     add_number(&fields, CALLSIGHT_END_BLOCKS, blocks, 8);
     for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
         add_dropped(&fields, CALLSIGHT_END_DROPPED, cause, counts->dropped[cause]);
+    for (uint32_t cause = 0; cause < CALLSIGHT_CAUSES; cause++)
+        add_dropped(&fields, CALLSIGHT_END_RING_DROPPED, cause, counts->ring_dropped[cause]);
     return &fields;
 }
 

@@ -6,17 +6,24 @@
  * of raw events are sent, which are done with when the socket has them, and count as unacked if it
  * breaks. A server that is stopped looks like that one, until it reads nothing more: then it is given
  * blocks all the same, of which the queue holds many more events, in case it greets when it goes on.
+ * One that has greeted and is silent for too long is connected to anew where that was asked for.
  */
 
 #define GREETING_NS SECOND      /* how long a server may take to greet that will be sent blocks */
 #define HURRIED_NS (50 * MS)    /* ... when the ring fills up meanwhile */
+#define AT_STAKE_NS (5 * SECOND) /* ... when blocks are lost if it does not */
 #define STALL_NS (100 * MS)     /* a server that takes nothing for so long does not read ... */
 #define FULL_STALL_NS (10 * MS) /* ... when there is no time to wait for it */
-#define RESUME_NS (5 * SECOND) /* ... and to say what it has of our stream */
 #define RETRY_NS (100 * MS)
 #define ANSWER_NS (500 * MS) /* after so long it is said that nobody answers */
 #define DEAD_PEER_MS 6000 /* for so long the other kernel has answered nothing */
 #define PEER_CHECK_NS (500 * MS)
+/* For so long a server that greets may acknowledge nothing of what it has. A slow disk or a busy machine
+ * takes less, and `callsight run` gives its drain 10 s beyond the end of the program. Where a new
+ * connection brings no word either, the next silence may be twice as long, up to the most. */
+#define QUIET_NS (8 * SECOND)
+#define QUIET_MOST_NS (60 * SECOND)
+#define QUIET_FORGET_NS (600 * SECOND) /* behind the last silence it is as if there had been none */
 
 enum live_state {
     LIVE_DOWN,
@@ -62,6 +69,11 @@ struct live {
     uint32_t sent;          /* parcels at the front of the queue that the socket has */
     size_t sent_bytes;      /* of the parcel behind them */
     uint64_t peer_checked_ns;
+    int64_t arrived;      /* bytes of the queue, then */
+    uint64_t quiet_ns;    /* how long the server has said nothing that it should have */
+    uint64_t patience_ns; /* how long it may, from the second time on */
+    uint64_t gave_up_ns;  /* when it was too long; 0 for never */
+    int said_quiet;
     size_t heard_count;
     unsigned char heard[CALLSIGHT_REPLY_HEADER_BYTES + CALLSIGHT_REPLY_MAX_BYTES];
     void (*on_command)(uint32_t command);
@@ -102,6 +114,8 @@ static void live_close(struct live *live)
     live->stalls = 0;
     live->sent = 0;
     live->sent_bytes = live->opening_sent = live->heard_count = 0;
+    live->arrived = 0;
+    live->quiet_ns = 0;
 }
 
 /* This sink is at its end; `why` is for who reads the last lines. */
@@ -168,6 +182,7 @@ static void live_dial(struct live *live)
     int type = live->address->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK;
     live->socket = socket(live->address->ai_family, type, live->address->ai_protocol);
     live_enter(live, LIVE_CONNECTING);
+    live->peer_checked_ns = live->since_ns;
     if (live->first_try_ns == 0)
         live->first_try_ns = live->since_ns;
     if (live->socket >= 0)
@@ -354,6 +369,7 @@ static void live_hear(struct live *live)
                              sizeof live->heard - live->heard_count, MSG_DONTWAIT);
         if (count > 0) {
             live->heard_count += (size_t)count;
+            live->quiet_ns = 0;
             if (!live_take_replies(live)) {
                 live_lost(live, "the server says what is no reply");
                 return;
@@ -396,17 +412,105 @@ static void live_open(struct live *live)
 
 /* Whether the link is down: we send again and again, and nobody answers. A server that is only
  * stopped or slow lets its kernel answer, which TCP_USER_TIMEOUT does not tell apart. */
-static int live_is_cut(struct live *live)
+static int live_is_cut(const struct live *live)
 {
     struct tcp_info info;
     socklen_t count = sizeof info;
-    uint64_t now = now_ns();
-    if (live->state < LIVE_OPENING || now - live->peer_checked_ns < PEER_CHECK_NS)
-        return 0;
-    live->peer_checked_ns = now;
     return getsockopt(live->socket, IPPROTO_TCP, TCP_INFO, &info, &count) == 0
            && (info.tcpi_retransmits > 0 || info.tcpi_probes > 1)
            && info.tcpi_last_ack_recv > DEAD_PEER_MS;
+}
+
+/* Whether the server should say something: that it has what it was sent or, where it has greeted this
+ * stream before, who it is. Of one that says nothing it is known only that it takes nothing. */
+static int live_is_owed(const struct live *live)
+{
+    if (live->form == FORM_BLOCKS)
+        return live->state != LIVE_SENDING || live->sink.count > 0;
+    return live->state == LIVE_SENDING && live_next(live) != NULL;
+}
+
+/* How many bytes of the queue the other kernel has; less than 0 when it lacks some of what was sent
+ * before them. */
+static int64_t live_arrived(const struct live *live)
+{
+    int unsent = 0;
+    int64_t bytes = (int64_t)live->sent_bytes;
+    for (uint32_t at = 0; at < live->sent; at++)
+        bytes += (int64_t)sink_at(&live->sink, at)->count;
+    return ioctl(live->socket, TIOCOUTQ, &unsent) == 0 ? bytes - unsent : bytes;
+}
+
+/* Takes note of how long the server has been silent. It is not while its kernel still gets the oldest
+ * parcel, as on a slow link; and time in which we did not look, as we were stopped, does not count. */
+static void live_count_silence(struct live *live, uint64_t passed_ns)
+{
+    const struct parcel *oldest = sink_at(&live->sink, 0);
+    int64_t arrived = live_arrived(live);
+    int arrives = arrived != live->arrived
+                  && (oldest == NULL || arrived < (int64_t)oldest->count);
+    live->arrived = arrived;
+    if (arrives || !live_is_owed(live))
+        live->quiet_ns = 0;
+    else
+        live->quiet_ns += passed_ns < SECOND ? passed_ns : SECOND;
+}
+
+/* Whether another connection would be sent again what this one has not acknowledged. */
+static int live_can_resume(const struct live *live)
+{
+    return live->reconnects && live->form == FORM_BLOCKS;
+}
+
+/* How long the server may be silent. Raw events that it was sent are lost with the connection, and it
+ * may be alive. Once we are told to stop, there is the time to try one other connection. */
+static uint64_t live_patience(const struct live *live, uint64_t now)
+{
+    if (live->unshown_events > 0 && live_can_resume(live))
+        return QUIET_MOST_NS;
+    if (live->gave_up_ns != 0 && now - live->gave_up_ns < QUIET_FORGET_NS)
+        return live->patience_ns;
+    return stop_asked && live_can_resume(live) ? STOP_NS / 2 : QUIET_NS;
+}
+
+/* The server has been silent for too long: it is stopped, or the connection hangs on its way, in a
+ * proxy or a tunnel. A new one costs no more than the bytes that are sent again; where there can be
+ * none the server is waited for. */
+static void live_mind_silence(struct live *live, uint64_t now)
+{
+    uint64_t patience_ns = live_patience(live, now), longer_ns = 2 * QUIET_NS;
+    char why[64];
+    if (live->quiet_ns < patience_ns)
+        return;
+    snprintf(why, sizeof why, "the server has %s nothing for %u s",
+             live->form == FORM_BLOCKS ? "acknowledged" : "read",
+             (unsigned)(live->quiet_ns / SECOND));
+    if (!live_can_resume(live)) {
+        if (!live->said_quiet)
+            say("send to %s port %s: %s; waiting for it%s", live->host, live->port, why,
+                live->form == FORM_BLOCKS ? " (--reconnect would try another connection)" : "");
+        live->said_quiet = 1;
+        return;
+    }
+    if (patience_ns > QUIET_NS)
+        longer_ns = 2 * patience_ns;
+    live->patience_ns = longer_ns < QUIET_MOST_NS ? longer_ns : QUIET_MOST_NS;
+    live->gave_up_ns = now;
+    live_lost(live, why);
+}
+
+/* Looks, not too often, whether the connection is still good for something. */
+static void live_mind_peer(struct live *live)
+{
+    uint64_t now = now_ns(), passed_ns = now - live->peer_checked_ns;
+    if (live->state < LIVE_OPENING || passed_ns < PEER_CHECK_NS)
+        return;
+    live->peer_checked_ns = now;
+    live_count_silence(live, passed_ns);
+    if (live_is_cut(live))
+        live_lost(live, "nothing was heard of it for some time");
+    else
+        live_mind_silence(live, now);
 }
 
 /* Whether the server has had the time to greet. Raw events that were sent before it does cannot be
@@ -417,7 +521,7 @@ static int live_is_silent(const struct live *live)
     uint64_t silent = now_ns() - live->since_ns;
     int hurries = live->hurries_ns != 0 && (!live->reconnects || live->has_file_beside);
     if (live->form == FORM_BLOCKS || live->sink.count > 0)
-        return silent >= RESUME_NS;
+        return silent >= AT_STAKE_NS;
     return silent >= (hurries ? HURRIED_NS : GREETING_NS);
 }
 
@@ -440,16 +544,13 @@ static void live_pump(struct live *live)
         live_dial(live);
     if (live->state == LIVE_CONNECTING)
         live_connect(live);
-    if (live_is_cut(live))
-        live_lost(live, "nothing was heard of it for some time");
     if (live->state >= LIVE_OPENING)
         live_hear(live);
+    live_mind_peer(live);
     if (live->state >= LIVE_OPENING && live->opening_sent < live->opening_count)
         live_open(live);
     if (live->state == LIVE_OPENING && live_is_silent(live))
         live_speak_raw(live);
-    if (live->state == LIVE_RESUMING && now_ns() - live->since_ns > RESUME_NS)
-        live_lost(live, "the server greets, but does not say what it has");
     if (live->state == LIVE_SENDING && live->opening_sent == live->opening_count)
         live_send_queue(live);
     if (live->state == LIVE_SENDING && live_reads_raw(live))

@@ -92,23 +92,28 @@ static int page_waited(struct pool *pool, struct page *page)
     return 0;
 }
 
-/* How many records the writer put into a page that it has left for another: the number of the
- * other tells. 0 when there is no other; if `page` is retired full, there is one by then. */
-static uint64_t records_put(const struct pool *pool, const struct page *page)
+/* How many records the writer put into a page that it has left: up to where the next page of its
+ * slot begins, or to what it has stored in all the pages that it has left. 0 when nothing tells. */
+static uint64_t records_put(const struct pool *pool, uint32_t index)
 {
-    uint64_t next = UINT64_MAX, lost_total = 0;
-    for (uint32_t index = 0; index < pool->ring->layout.page_count; index++) {
-        const struct callsight_page_header *header = page_header(pool, index);
+    const struct page *page = &pool->pages[index];
+    uint64_t begin = page->first - page->lost_total, none = UINT64_MAX;
+    /* Counted before a page is retired, and loaded before the others are looked at: whoever has
+     * stored more by then has a page that will be met. */
+    uint64_t end = page->retired ? load64(&writer_at(pool, page->slot)->stored) : none;
+    for (uint32_t other = 0; other < pool->ring->layout.page_count; other++) {
+        const struct callsight_page_header *header = page_header(pool, other);
         uint64_t owner = load64(&header->owner);
-        uint32_t pid = load32(&header->pid);
-        if ((owner & ~CALLSIGHT_PAGE_RETIRED) != (uint64_t)page->slot + 1 || pid != page->pid
-            || header->start != page->start || header->first <= page->first
-            || header->first >= next)
+        if (other == index || (owner & ~CALLSIGHT_PAGE_RETIRED) != (uint64_t)page->slot + 1
+            || load32(&header->pid) != page->pid || load64(&header->start) != page->start)
             continue;
-        next = header->first;
-        lost_total = header->lost_total;
+        uint64_t at = load64(&header->first) - load64(&header->lost_total);
+        /* One that was given back unused meanwhile may be another writer's. */
+        int is_same = ((load64(&header->owner) ^ owner) & ~CALLSIGHT_PAGE_RETIRED) == 0;
+        if (is_same && at >= begin && at < end)
+            end = at;
     }
-    return next == UINT64_MAX ? 0 : next - page->first - (lost_total - page->lost_total);
+    return end != none && end > begin ? end - begin : 0;
 }
 
 /* Of the slots from `read` on, which all have no time: how many were reserved for an event. */
@@ -117,7 +122,7 @@ static uint32_t reserved_last(const struct pool *pool, uint32_t index, int dead)
     const struct page *page = &pool->pages[index];
     uint32_t slots = (pool->ring->layout.page_bytes - page->read) / EVENT_BYTES;
     uint64_t used = (page->read - PAGE_START) / EVENT_BYTES;
-    uint64_t put = records_put(pool, page);
+    uint64_t put = records_put(pool, index);
     if (put > used)
         return put - used < slots ? (uint32_t)(put - used) : slots;
     /* Killed while it stored: what it had reserved shows only by what it had stored of it. */
@@ -167,10 +172,26 @@ static void page_end(struct pool *pool, uint32_t index)
         memcpy(slot->lost_before, page->lost_before, sizeof slot->lost_before);
     }
     slot->last_ts = page->last_ts;
+    slot->open = 1;
 }
 
-/* Takes what a page holds; 0 when an event of it is still to come, and the writer's next page must
- * wait. */
+/* Seals what the thread holds that had the slot before. The pages of a slot are given back in the
+ * order of their numbers, whoever filled them: by that the next drain tells what was taken
+ * (slots_taken), and how much is in a page (records_put). */
+static void seal_former(struct pool *pool, const struct page *page)
+{
+    struct slot *slot = &pool->slots[page->slot];
+    if (!slot->open || same_writer(slot, page))
+        return;
+    struct writer_id former = { slot->start, slot->pid, slot->tid };
+    struct packer *packer = outlet_packer_of(pool->outlet, &former);
+    if (packer != NULL)
+        packer_seal(pool->outlet, packer);
+    slot->open = 0;
+}
+
+/* Takes what a page holds; 0 when an event of it is still to come, and the next page of its slot
+ * must wait. */
 static int page_move(struct pool *pool, uint32_t index)
 {
     struct page *page = &pool->pages[index];
@@ -179,6 +200,7 @@ static int page_move(struct pool *pool, uint32_t index)
     int dead = is_dead(page->pid, page->start, pool->now_ns);
     uint64_t owner = load64(&page_header(pool, index)->owner);
     page->retired = (owner & CALLSIGHT_PAGE_RETIRED) != 0;
+    seal_former(pool, page);
     while (!page->over) {
         take_events(pool, index);
         if (page->read == end)
@@ -192,6 +214,14 @@ static int page_move(struct pool *pool, uint32_t index)
     if (page->over)
         page_end(pool, index);
     return page->over || page->read == end;
+}
+
+/* Whether `page` must wait for `waiting`. Whoever has a slot has retired what the thread before had
+ * there: a page of that one that is not retired by then will never be, and nobody waits for it. */
+static int is_behind(const struct page *page, const struct page *waiting)
+{
+    return waiting != NULL && waiting->slot == page->slot
+           && (waiting->tid == page->tid || waiting->retired);
 }
 
 /* Takes everything there is at this moment, as far as the sinks have room. */
@@ -215,8 +245,7 @@ static void pool_pass(struct pool *pool, int at_all)
     const struct page *waiting = NULL;
     for (uint32_t at = 0; at < pool->order_count && outlet_has_room(pool->outlet); at++) {
         const struct page *page = &pool->pages[pool->order[at]];
-        int behind = waiting != NULL && waiting->slot == page->slot && waiting->tid == page->tid;
-        if (!behind && !page_move(pool, pool->order[at]))
+        if (!is_behind(page, waiting) && !page_move(pool, pool->order[at]))
             waiting = page;
     }
     outlet_seal_old(pool->outlet);

@@ -42,6 +42,7 @@ struct slot {
     uint32_t tid;
     uint32_t look;
     uint32_t named_tid; /* whose name is in `name` */
+    uint8_t open;       /* the thread of the last page that is over may have a block under way */
     uint64_t heard;     /* events that the writer's own loss notes tell */
     uint64_t told_at;   /* its last losses were told: what the outlet had been given then */
     uint64_t asked_ns;  /* when its name was asked for */

@@ -173,12 +173,44 @@ static int tell_untold(struct pool *pool, uint32_t index)
     return 1;
 }
 
+/* The counts of a writer, as they move: that of a cause is its number plus one. */
+#define STORED_MOVES (CALLSIGHT_RING_CAUSES + 1u)
+
+/* Ends the move of a count to the retired ones: what they come to stands in the writer already, so
+ * it does not matter how far a drain that was killed had come with it. */
+static void end_move(struct pool *pool, struct callsight_ring_writer *writer)
+{
+    struct callsight_ring_control *control = pool->ring->control;
+    uint32_t moves = load32(&writer->moves);
+    if (moves == 0 || moves > STORED_MOVES)
+        return;
+    store64(&control->retired_emitted, writer->untold_first);
+    if (moves != STORED_MOVES)
+        store64(&control->retired_dropped[moves - 1], writer->untold_last);
+    store64(moves == STORED_MOVES ? &writer->stored : &writer->dropped[moves - 1], 0);
+    store32(&writer->moves, 0);
+}
+
+/* Moves a count of a dead writer, all of whose losses are told, to the retired ones. */
+static void move_count(struct pool *pool, struct callsight_ring_writer *writer, uint32_t moves)
+{
+    const struct callsight_ring_control *control = pool->ring->control;
+    uint64_t count = moves == STORED_MOVES ? writer->stored : writer->dropped[moves - 1];
+    if (count == 0)
+        return;
+    /* Nobody asks any more when it lost what. */
+    writer->untold_first = load64(&control->retired_emitted) + count;
+    if (moves != STORED_MOVES)
+        writer->untold_last = load64(&control->retired_dropped[moves - 1]) + count;
+    store32(&writer->moves, moves);
+    end_move(pool, writer);
+}
+
 /* Gives a writer's slot back, once its last losses are told and a sink has that: its counts are
  * added to the retired ones, which say of nobody what was told. */
 static void free_writer(struct pool *pool, uint32_t index)
 {
     struct callsight_ring_writer *writer = writer_at(pool, index);
-    struct callsight_ring_control *control = pool->ring->control;
     struct slot *slot = &pool->slots[index];
     if (slot->told_at == 0 && tell_untold(pool, index)) {
         outlet_seal_all(pool->outlet);
@@ -186,9 +218,10 @@ static void free_writer(struct pool *pool, uint32_t index)
     }
     if (slot->told_at > pool->outlet->given)
         return;
-    add64(&control->retired_emitted, writer->stored + total_dropped(writer));
-    for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
-        add64(&control->retired_dropped[cause], writer->dropped[cause]);
+    /* First, so that the next drain does not tell what is left of them here. */
+    store64(&writer->told, total_dropped(writer));
+    for (uint32_t moves = 1; moves <= STORED_MOVES; moves++)
+        move_count(pool, writer, moves);
     memset((unsigned char *)writer + sizeof writer->pid, 0, sizeof *writer - sizeof writer->pid);
     store32(&writer->pid, 0);
     memset(&pool->slots[index], 0, sizeof pool->slots[index]);
@@ -309,8 +342,11 @@ static void count(const struct pool *pool, struct counts *counts)
 static void settle(const struct pool *pool, uint32_t reason, struct counts *counts)
 {
     int done = reason == CALLSIGHT_END_DONE;
+    memset(counts->ring_dropped, 0, sizeof counts->ring_dropped);
     if (done && !pool->taken_over)
         return;
+    if (done)
+        memcpy(counts->ring_dropped, counts->dropped, sizeof counts->dropped);
     uint64_t no_slot = counts->dropped[CALLSIGHT_CAUSE_NO_SLOT];
     uint64_t told_by_all = sum_dropped(counts) - (done ? 0 : counts->untold);
     memset(counts->dropped, 0, sizeof counts->dropped);
@@ -375,6 +411,8 @@ static void take_over(struct pool *pool)
 {
     const struct callsight_ring_control *control = pool->ring->control;
     struct counts counts;
+    for (uint32_t slot = 0; slot < pool->ring->layout.slot_count; slot++)
+        end_move(pool, writer_at(pool, slot));
     pool->delivered_before =
         slots_taken(pool) - load64(&control->retired_dropped[CALLSIGHT_CAUSE_TORN]);
     store64(&pool->ring->header->tail, pool->delivered_before * EVENT_BYTES);

@@ -1,9 +1,10 @@
 //! The sink that passes a session on to another callsight: batches → the same bytes over TCP.
 //!
 //! Of a sender that packs, blocks are kept until the other side acknowledges them, 8 MiB at most,
-//! so that a reconnect loses and repeats nothing. Raw events are done with when the socket has
-//! them; where that connection is lost, the sink is at its end. A side that does not keep up holds
-//! up nobody: this sink's queue fills, and what comes then is dropped and counted.
+//! so that a reconnect loses and repeats nothing; a connection on which it acknowledges nothing any
+//! more is given up for another. Raw events are done with when the socket has them; where that
+//! connection is lost, the sink is at its end. A side that does not keep up holds up nobody: this
+//! sink's queue fills, and what comes then is dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -29,6 +30,12 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 const GREETING_TIME: Duration = Duration::from_secs(5);
 /// After so long without a sign of the other kernel the connection is lost.
 const DEAD_PEER_MS: u32 = 6000;
+/// For so long the other side may acknowledge nothing of what it was sent; as the drain has it.
+const QUIET_TIME: Duration = Duration::from_secs(8);
+/// Where a new connection brings no word either, twice as long, up to this, ...
+const QUIET_MOST: Duration = Duration::from_secs(60);
+/// ... and so long behind the last silence it is as if there had been none.
+const QUIET_FORGET: Duration = Duration::from_secs(600);
 /// How often a wait looks whether the session ends.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -43,6 +50,7 @@ pub struct Forward {
     waiting_events: u64,
     link: Option<Link>,
     try_again: Instant,
+    patience: Patience,
     connections: u32,
     trouble: Option<String>,
 }
@@ -65,6 +73,15 @@ struct Link {
     /// How much of what waits the socket has: whole chunks, and bytes of the next.
     sent_chunks: usize,
     sent_bytes: usize,
+    /// When the other side last said something, or took of a chunk that no other is before.
+    alive_at: Instant,
+}
+
+/// How long a silence is borne.
+struct Patience {
+    time: Duration,
+    /// When it last was at its end.
+    ended_at: Option<Instant>,
 }
 
 impl Forward {
@@ -79,6 +96,7 @@ impl Forward {
             waiting_events: 0,
             link: None,
             try_again: Instant::now(),
+            patience: Patience { time: QUIET_TIME, ended_at: None },
             connections: 0,
             trouble: None,
         }
@@ -143,6 +161,9 @@ impl Forward {
         }
         let Some(link) = &mut self.link else { return Ok(()) };
         link.send(&self.waiting)?;
+        if packs && self.patience.is_over(link.silence()) {
+            return Err(io::Error::other("it acknowledges nothing any more"));
+        }
         while self.waiting.front().is_some_and(|chunk| chunk.number.is_none())
             && self.has_sent_first()
         {
@@ -257,6 +278,19 @@ impl Sink for Forward {
     }
 }
 
+impl Patience {
+    /// Whether a silence of this length is too long; the next may be longer.
+    fn is_over(&mut self, silence: Duration) -> bool {
+        let is_first = self.ended_at.is_none_or(|at| at.elapsed() >= QUIET_FORGET);
+        let time = if is_first { QUIET_TIME } else { self.time };
+        if silence < time {
+            return false;
+        }
+        *self = Patience { time: (time * 2).min(QUIET_MOST), ended_at: Some(Instant::now()) };
+        true
+    }
+}
+
 /// Raw events as the chunk that their sender may have sent them in.
 fn event_chunk(batch: &Batch) -> io::Result<Vec<u8>> {
     let frame = zstd::bulk::compress(batch.bytes(), 1)?;
@@ -275,6 +309,15 @@ impl Link {
             ready,
             sent_chunks: 0,
             sent_bytes: 0,
+            alive_at: Instant::now(),
+        }
+    }
+
+    /// How long the other side has been silent, with something on its way to it.
+    fn silence(&self) -> Duration {
+        match (self.sent_chunks, self.sent_bytes) {
+            (0, 0) => Duration::ZERO,
+            _ => self.alive_at.elapsed(),
         }
     }
 
@@ -293,7 +336,10 @@ impl Link {
         loop {
             match self.socket.read(&mut bytes) {
                 Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
-                Ok(len) => self.heard.extend_from_slice(&bytes[..len]),
+                Ok(len) => {
+                    self.heard.extend_from_slice(&bytes[..len]);
+                    self.alive_at = Instant::now();
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
@@ -328,7 +374,12 @@ impl Link {
     fn send(&mut self, waiting: &VecDeque<Waiting>) -> io::Result<()> {
         while let Some(chunk) = waiting.get(self.sent_chunks).filter(|_| self.ready) {
             match self.socket.write(&chunk.bytes[self.sent_bytes..]) {
-                Ok(sent) => self.sent_bytes += sent,
+                Ok(sent) => {
+                    self.sent_bytes += sent;
+                    if self.sent_chunks == 0 {
+                        self.alive_at = Instant::now();
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),

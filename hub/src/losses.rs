@@ -60,7 +60,7 @@ impl Losses {
     }
 
     /// The first of these, `most` events.
-    fn up_to(&self, most: u64) -> Losses {
+    pub fn up_to(&self, most: u64) -> Losses {
         let mut left = most;
         Losses(self.0.map(|events| {
             let kept = events.min(left);

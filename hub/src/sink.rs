@@ -132,8 +132,9 @@ pub struct Ending {
 
 /// A destination of events. See the [module](self) for an example.
 ///
-/// All of it is called on a thread of the sink's own, in this order: `init`, any number of
-/// `write`, `flush`, `close`. A panic or an error of `init` or `write` is the end of it.
+/// All but `name` is called on a thread of the sink's own, in this order: `init`, any number of
+/// `write`, `flush`, `close`. A panic or an error of `init` or `write` is the end of it; so is a panic
+/// of `name`, and then it is given nothing.
 pub trait Sink: Send {
     /// What it is called in messages.
     fn name(&self) -> String;
@@ -165,7 +166,8 @@ pub trait Sink: Send {
         let _ = ending;
     }
 
-    /// Events it was given and does not have, by cause, as of now. All others count as delivered.
+    /// Events it was given and does not have, by cause, as of now; no more than it was given count. All
+    /// others count as delivered.
     fn dropped(&self) -> Losses {
         Losses::default()
     }

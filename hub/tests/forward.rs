@@ -2,10 +2,13 @@
 
 mod common;
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use callsight_format::*;
 use callsight_hub::Sink;
@@ -176,4 +179,57 @@ fn a_next_server_that_stops_reading_holds_up_nobody_and_its_losses_are_counted()
         assert!(account.contains(" queue, ") && account.contains(" unacked; "), "{account}");
         assert!(account.contains(&format!("emitted {sent}, unaccounted=0")), "{account}");
     });
+}
+
+/// A way to `server` that swallows what comes behind the first bytes of its first connection; how many
+/// connections there were.
+fn swallowing(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    const PASSED: u64 = 4096;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = listener.local_addr().expect("an address");
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    let copy = |from: TcpStream, to: TcpStream, bytes: u64| {
+        let _ = io::copy(&mut (&from).take(bytes), &mut &to);
+        let _ = io::copy(&mut &from, &mut io::sink());
+    };
+    thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let far = TcpStream::connect(server).expect("connect");
+            let passed =
+                if counted.fetch_add(1, Ordering::Relaxed) == 0 { PASSED } else { u64::MAX };
+            let [near_again, far_again] =
+                [&near, &far].map(|end| end.try_clone().expect("a handle"));
+            thread::spawn(move || copy(near, far, passed));
+            thread::spawn(move || copy(far_again, near_again, u64::MAX));
+        }
+    });
+    (at, connections)
+}
+
+#[test]
+fn a_next_server_behind_a_connection_that_hangs_is_connected_to_again() {
+    let mut first = None;
+    let mut sent = 0;
+    let second = serve(None, |at| {
+        let (at, connections) = swallowing(at);
+        let forwards = forwards_to(at);
+        first = Some(run_server_on(folder(), NO_LIMITS, Some(1), forwards, |at, _| {
+            let mut device = Device::connect(at, 1);
+            for block in blocks(5000, CALLS) {
+                device.send(&block);
+                sent += 1;
+                thread::sleep(Duration::from_millis(10));
+                if connections.load(Ordering::Relaxed) > 1 {
+                    break;
+                }
+            }
+            device.end(sent, sent * CALLS * 2);
+        }));
+    });
+    let first = first.expect("it ran");
+    assert!(first.said("it acknowledges nothing any more"), "{:?}", first.lines);
+    let account = first.lines.last().expect("a line");
+    assert!(account.contains("2 connections, 0 dropped"), "{account}");
+    assert!(numbers_of(&second.captures()[0]).into_iter().eq(1..=sent));
 }

@@ -232,3 +232,56 @@ fn what_a_sink_says_it_does_not_have_is_not_delivered() {
     assert_eq!(tally.sinks[0].delivered_events, 10 * EVENTS - 101);
     assert_eq!(tally.sinks[0].dropped_events.by_cause(), "101 unacked");
 }
+
+/// A sink that says strange things of itself.
+#[derive(Default)]
+struct Strange {
+    has_no_name: bool,
+    dropped: Vec<(Cause, u64)>,
+}
+
+impl Sink for Strange {
+    fn name(&self) -> String {
+        assert!(!self.has_no_name, "by intention");
+        "strange".to_owned()
+    }
+    fn init(&mut self, _: &SessionMeta) -> io::Result<()> {
+        Ok(())
+    }
+    fn write(&mut self, _: &Batch) -> io::Result<()> {
+        assert!(!self.has_no_name, "it was given something all the same");
+        Ok(())
+    }
+    fn dropped(&self) -> callsight_hub::Losses {
+        let mut losses = callsight_hub::Losses::default();
+        self.dropped.iter().for_each(|(cause, events)| losses.add(*cause, *events));
+        losses
+    }
+}
+
+#[test]
+fn a_sink_that_panics_when_asked_for_its_name_hurts_no_other() {
+    let kept = Arc::default();
+    let nameless = Strange { has_no_name: true, ..Strange::default() };
+    let (tally, said) = run(50, vec![Box::new(nameless), keeping(&kept)]);
+    assert!(is_whole(&kept, 50));
+    assert_eq!(tally.sinks[0].dropped_events.of(Cause::SinkDead), 50 * EVENTS);
+    assert_eq!(said, ["sink 1: does not say its name (it panicked: by intention)"]);
+}
+
+#[test]
+fn a_sink_that_claims_to_have_dropped_more_than_it_got_has_dropped_all_of_it() {
+    for dropped in [
+        vec![(Cause::Io, 50 * EVENTS + 1)],
+        vec![(Cause::Unacked, u64::MAX), (Cause::Rejected, u64::MAX)],
+    ] {
+        let (kept, strange) = (Arc::default(), Strange { dropped, ..Strange::default() });
+        let (tally, said) = run(50, vec![Box::new(strange), keeping(&kept)]);
+        assert!(is_whole(&kept, 50));
+        let strange = &tally.sinks[0];
+        assert_eq!((strange.delivered_events, strange.dropped_events.sum()), (0, 50 * EVENTS));
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("strange: says that it dropped more"), "{said:?}");
+        assert_eq!(strange.trouble.as_deref(), said[0].strip_prefix("strange: "));
+    }
+}

@@ -19,7 +19,7 @@ pub const HELP: &str = "under [files] or [targets], write include = [\"a/*\"] or
 /// The same for a line of `[sinks]`, to whom it is known that the line is one.
 const HELP_SINKS: &str = "under [sinks], write path = \"DIR\" or live = \"HOST:PORT\", each once";
 
-/// Most characters of a line that a message shows.
+/// Most bytes of a line that a message shows; it may be a whole binary that has the name of a text.
 const MOST_SHOWN: usize = 80;
 
 /// Where a callsight.toml says that events go.
@@ -53,8 +53,7 @@ pub fn sinks_of(folder: &Path) -> Result<Sinks, Error> {
             Err(what) if is_of_the_build(&bytes, &what) => Sinks::default(),
             Err(what) => {
                 let help = if is_of_sinks(&bytes, &what) { HELP_SINKS } else { HELP };
-                let said = shortened(&what.said);
-                return Err(Error::Selection { path, line: what.line, said, help });
+                return Err(Error::Selection { path, line: what.line, said: what.said, help });
             }
             Ok(sinks) => sinks,
         };
@@ -81,12 +80,19 @@ fn is_of_sinks(bytes: &[u8], what: &NotUnderstood) -> bool {
     heads.rev().find(|line| line.starts_with('[')).is_some_and(|head| head.starts_with("[sinks"))
 }
 
-/// A line may be a whole binary that has the name of a text.
-fn shortened(line: &str) -> String {
-    match line.char_indices().nth(MOST_SHOWN) {
-        Some((end, _)) => format!("{}...", &line[..end]),
-        None => line.to_owned(),
+/// The start of a line, as the CMake module shows it: a terminal acts on no byte of it.
+fn shown(line: &str) -> String {
+    let mut text = String::new();
+    for byte in line.chars().take(MOST_SHOWN) {
+        match byte {
+            ' '..='~' => text.push(byte),
+            _ => text.push_str(&format!("\\x{:02x}", u32::from(byte))),
+        }
     }
+    if line.chars().nth(MOST_SHOWN).is_some() {
+        text.push_str("...");
+    }
+    text
 }
 
 fn is_nothing(error: &io::Error) -> bool {
@@ -99,7 +105,7 @@ fn is_nothing(error: &io::Error) -> bool {
 pub struct NotUnderstood {
     /// Its line, from 1.
     pub line: usize,
-    /// The rest of that line.
+    /// The rest of that line, as it is shown.
     pub said: String,
 }
 
@@ -108,8 +114,8 @@ pub struct NotUnderstood {
 /// # Errors
 /// The first thing in it that the build does not understand.
 pub fn read(bytes: &[u8]) -> Result<Sinks, NotUnderstood> {
-    let text = String::from_utf8_lossy(bytes).replace("\r\n", "\n");
-    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let text = bytes.iter().map(|&byte| char::from(byte)).collect::<String>().replace("\r\n", "\n");
+    let text = text.strip_prefix("\u{ef}\u{bb}\u{bf}").unwrap_or(&text);
     // CMake drops it from a last line that has no end, too.
     let text = text.strip_suffix('\r').unwrap_or(text);
     let mut reader = Reader { all: text, rest: text };
@@ -123,7 +129,7 @@ pub fn read(bytes: &[u8]) -> Result<Sinks, NotUnderstood> {
         } else if table == Some(SINKS) {
             let (key, value) = reader.setting().ok_or_else(|| reader.not_understood(start))?;
             let place = if key == "path" { &mut sinks.path } else { &mut sinks.live };
-            if place.replace(value.to_owned()).is_some() {
+            if place.replace(of_bytes(value)).is_some() {
                 return Err(reader.not_understood(start));
             }
         } else {
@@ -139,6 +145,13 @@ pub fn read(bytes: &[u8]) -> Result<Sinks, NotUnderstood> {
 /// The table that has strings in place of arrays.
 const SINKS: &str = "sinks";
 
+/// The text of a value.
+fn of_bytes(value: &str) -> String {
+    let bytes: Vec<u8> = value.chars().filter_map(|byte| u8::try_from(byte).ok()).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Each character is a byte: what the grammar knows is ASCII, and the rest may be anything.
 struct Reader<'t> {
     all: &'t str,
     rest: &'t str,
@@ -221,11 +234,11 @@ impl<'t> Reader<'t> {
     /// `from` on: what was not understood.
     fn not_understood(&self, from: &'t str) -> NotUnderstood {
         let before = &self.all[..self.all.len() - from.len()];
-        let said = match from.lines().next() {
-            Some(line) if !line.is_empty() => line,
-            _ => "end of the file",
+        let said = match from.split('\n').next() {
+            Some(line) if !line.is_empty() => shown(line),
+            _ => "end of the file".to_owned(),
         };
-        NotUnderstood { line: before.matches('\n').count() + 1, said: said.to_owned() }
+        NotUnderstood { line: before.matches('\n').count() + 1, said }
     }
 }
 

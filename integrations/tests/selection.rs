@@ -98,7 +98,7 @@ fn a_selection_that_the_build_does_not_understand_is_refused_with_its_line() {
         ("[files]\nexclude = \"a\"\n", 2, "exclude = \"a\""),
         ("[files]\r\nexclude = [a]\r\n", 2, "a]"),
         ("[files]\nexclude = []\n[targets]\n[files]\nexclude = [\"a\"]\n", 5, "exclude = [\"a\"]"),
-        ("\u{feff}\n\u{feff}[files]\n", 2, "\u{feff}[files]"),
+        ("\u{feff}\n\u{feff}[files]\n", 2, "\\xef\\xbb\\xbf[files]"),
         ("<<<<<<< HEAD\n", 1, "<<<<<<< HEAD"),
         ("path = \"a\"\n", 1, "path = \"a\""),
         ("[sinks]\nport = \"a\"\n", 2, "port = \"a\""),
@@ -116,6 +116,21 @@ fn a_selection_that_the_build_does_not_understand_is_refused_with_its_line() {
         let start = format!("callsight.toml:{line}: `{said}` is not understood: under [files] or");
         assert!(refused.starts_with(&start) && !refused.contains('\n'), "{refused}");
     }
+}
+
+#[test]
+fn a_terminal_acts_on_nothing_of_a_selection_that_is_not_understood() {
+    let project = project();
+    let bytes: Vec<u8> = (1..=255).filter(|byte| *byte != b'\n').collect();
+    for from in (0..bytes.len()).step_by(40) {
+        let line = [b"[sinks]\npath = ", &bytes[from..bytes.len().min(from + 40)]].concat();
+        let refused = both(&project, &line).expect("it is no string in quotes");
+        assert!(refused.chars().all(|c| matches!(c, ' '..='~')), "{refused}");
+    }
+    let binary = [b"[sinks]\npath = \x1b[2J\x07\xff\x9b".as_slice(), &[b'x'; 9000]].concat();
+    let refused = both(&project, &binary).expect("it is a binary");
+    assert!(refused.contains(":2: `path = \\x1b[2J\\x07\\xff\\x9bxxx"), "{refused}");
+    assert!(refused.contains("xxx...` is not understood") && refused.len() < 500, "{refused}");
 }
 
 #[test]
@@ -147,6 +162,8 @@ fn sinks_are_those_of_the_nearest_file_as_seen_from_its_project() {
     project.write("callsight.toml", "[sinks]\npath = 'above'\nlive = ''\n");
     assert_eq!(of(&project.root), sinks("above", "", &project.root));
     project.write("a/callsight.toml", "# nothing\n");
+    project.write("callsight.toml", "[sinks]\npath = '\u{e9}t\u{e9}'\nlive = 'h:2'\n");
+    assert_eq!(of(&project.root), sinks("\u{e9}t\u{e9}", "h:2", &project.root));
     let nothing = Sinks { root: project.path("a"), ..Sinks::default() };
     assert_eq!(of(&deep), nothing);
     project.write("a/callsight.toml", "[files]\ninclude = 'for the build to say'\n");

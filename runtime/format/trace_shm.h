@@ -687,6 +687,13 @@
 #define CALLSIGHT_END_SINK_DROPPED 6
 
 /*
+ Field of [`CHUNK_END`]: as [`END_DROPPED`], but of the ring's whole life: all that its writers lost,
+ whoever told it. After [`END_DONE`], from a drain that was not the ring's first: what a drain that was
+ killed had told may be in no stream.
+ */
+#define CALLSIGHT_END_RING_DROPPED 7
+
+/*
  [`END_REASON`]: every traced process is gone and the ring is empty.
  */
 #define CALLSIGHT_END_DONE 1
@@ -1229,9 +1236,12 @@ struct callsight_ring_writer {
    */
   uint32_t page;
   /*
-   0.
+   0; while the drain moves a count of a dead writer to the retired ones: the number of its cause
+   plus one, or [`RING_CAUSES`] plus one for `stored`. What `retired_emitted` and the retired count
+   of the cause come to stands in `untold_first` and `untold_last` then, so that a next drain can
+   end the move.
    */
-  uint32_t pad;
+  uint32_t moves;
   /*
    Records stored in pages that it has left. With those dropped, how many it has emitted.
    */

@@ -31,6 +31,8 @@ pub const EINTR: isize = 4;
 /// See [`ENOENT`].
 pub const EIO: isize = 5;
 /// See [`ENOENT`].
+pub const EAGAIN: isize = 11;
+/// See [`ENOENT`].
 pub const EEXIST: isize = 17;
 /// See [`ENOENT`].
 pub const EFBIG: isize = 27;
@@ -135,6 +137,24 @@ impl Fd {
     pub fn truncate(&self, bytes: usize) -> Result<(), isize> {
         // SAFETY: no pointers.
         check(unsafe { syscall6(nr::FTRUNCATE, self.0, bytes, 0, 0, 0, 0) })
+    }
+
+    /// Takes the lock of the file; it is held by the descriptor and its copies in forked children.
+    ///
+    /// # Errors
+    /// errno; [`EAGAIN`] where another one has it.
+    pub fn try_lock(&self) -> Result<(), isize> {
+        const EXCLUSIVE: usize = 2;
+        const NO_WAIT: usize = 4;
+        // SAFETY: no pointers.
+        check(unsafe { syscall6(nr::FLOCK, self.0, EXCLUSIVE | NO_WAIT, 0, 0, 0, 0) })
+    }
+
+    /// Gives the lock back.
+    pub fn unlock(&self) {
+        const UNLOCK: usize = 8;
+        // SAFETY: no pointers.
+        unsafe { syscall6(nr::FLOCK, self.0, UNLOCK, 0, 0, 0, 0) };
     }
 
     /// Reserves disk blocks for `from..to`, so that no later store can meet a full disk.

@@ -1,4 +1,4 @@
-//! Networks that fail: F7 a link that goes down, F8 delay, jitter and loss.
+//! Networks that fail: F7 a link that goes down, F8 delay, jitter, loss and hanging connections.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,8 +7,9 @@ use callsight_tests::{Ran, Shell, callsight};
 
 use crate::job::{Job, wait_until};
 use crate::outcome::{Outcome, Plan};
-use crate::relay::{Relay, Weather};
+use crate::relay::{Hang, Relay, Weather};
 use crate::scene::{Scene, drain, ended_well, listening_port, tally};
+use crate::seed::Chance;
 use crate::truth::{Account, Truth};
 
 /// Two network namespaces with a cable between them; they go with the value.
@@ -111,39 +112,55 @@ fn complete(scene: &Scene, truth: Truth, said: &[&Ran]) -> Account {
     account
 }
 
-/// F8: a network with delay, jitter, loss of 1 to 10 % and connections that break.
+/// F8: a network with delay, jitter, loss of 1 to 10 %, connections that break, and some that hang.
 pub fn bad_weather(plan: &Plan) -> Outcome {
     let mut chance = plan.chance("F8");
     let mut sum = Account::default();
     let mut connections = 0;
     let rounds = plan.either(2, 10);
     for round in 0..rounds {
-        let scene = Scene::new(16 << 20);
-        let server = scene.server();
         let weather = Weather {
-            bytes_per_second: 0,
             delay: Duration::from_millis(chance.of_range(1..60)),
             loss_percent: chance.of_range(1..11),
             breaks: chance.of_range(50..500),
+            ..Weather::default()
         };
-        let relay = Relay::start(server.port, weather, &mut chance);
-        let drain = scene.drain_with(&["--reconnect", "127.0.0.1", &relay.port.to_string()]);
-        let file = scene.path("tally");
-        let words = [file.to_str().expect("a path"), "2", "600000", "4000"];
-        let ran = scene.program(tally(), &words).end();
-        assert_eq!((ran.code, ran.stdout.as_str()), (0, "done 2\n"), "round {round}: {ran}");
-        let drained = drain.end();
-        ended_well(&drained);
-        let served = server.stop();
-        let account = scene.account();
-        let what = format!("round {round}, {weather:?}: {drained} {served}");
-        account.holds(Truth::read(&file), &what);
-        assert_eq!(account.lost_events(), account.lost_for("full"), "{what}: {account}");
-        connections += relay.connections();
-        sum.add(&account);
+        connections += through(weather, &mut chance, &mut sum, round);
+    }
+    let hanging = plan.either(2, 6);
+    for round in 0..hanging {
+        let hang = Hang {
+            connections: plan.either(1, chance.of_range(1..3)),
+            behind_bytes: chance.of_range(20_000..200_000),
+            swallows: round % 2 == 0,
+        };
+        let weather = Weather { hang: Some(hang), ..Weather::default() };
+        let needed = through(weather, &mut chance, &mut sum, round);
+        assert!(needed > hang.connections, "round {round}, {hang:?}: {needed} connections");
     }
     Outcome::Holds(format!(
-        "{rounds} networks with delay to 120 ms and loss to 10 %, {connections} connections, {sum} \
-         unaccounted=0"
+        "{rounds} networks with delay to 120 ms and loss to 10 %, {connections} connections, \
+         {hanging} with connections that hang, {sum} unaccounted=0"
     ))
+}
+
+/// A stream through such a network; how many connections it took.
+fn through(weather: Weather, chance: &mut Chance, sum: &mut Account, round: u64) -> u64 {
+    let scene = Scene::new(16 << 20);
+    let server = scene.server();
+    let relay = Relay::start(server.port, weather, chance);
+    let drain = scene.drain_with(&["--reconnect", "127.0.0.1", &relay.port.to_string()]);
+    let file = scene.path("tally");
+    let words = [file.to_str().expect("a path"), "2", "600000", "4000"];
+    let ran = scene.program(tally(), &words).end();
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "done 2\n"), "round {round}: {ran}");
+    let drained = drain.end();
+    ended_well(&drained);
+    let served = server.stop();
+    let account = scene.account();
+    let what = format!("round {round}, {weather:?}: {drained} {served}");
+    account.holds(Truth::read(&file), &what);
+    assert_eq!(account.lost_events(), account.lost_for("full"), "{what}: {account}");
+    sum.add(&account);
+    relay.connections()
 }

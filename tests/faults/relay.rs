@@ -1,4 +1,4 @@
-//! A network between a drain and a server: slow, late, unsteady, breaking; by a seed.
+//! A network between a drain and a server: slow, late, unsteady, breaking, hanging; by a seed.
 //!
 //! It works on the bytes of a connection, above TCP: a packet that is lost or overtaken shows
 //! there as a wait, at most of a retransmission timeout, and that is what it makes.
@@ -30,6 +30,50 @@ pub struct Weather {
     pub loss_percent: u64,
     /// In ten thousand pieces, how often the connection breaks.
     pub breaks: u64,
+    /// Connections that hang.
+    pub hang: Option<Hang>,
+}
+
+/// Connections on which at some time nothing arrives any more, either way, though both ends are there.
+#[derive(Clone, Copy, Debug)]
+pub struct Hang {
+    /// How many do, before the others.
+    pub connections: u64,
+    /// Behind how many bytes towards the server the first one does; the others at once.
+    pub behind_bytes: u64,
+    /// Whether bytes are taken all the same, and thrown away.
+    pub swallows: bool,
+}
+
+/// A connection, as its two ways see it.
+#[derive(Clone)]
+struct Passage {
+    weather: Weather,
+    hang: Option<Hang>,
+    hangs: Arc<AtomicBool>,
+    /// Whether the weather is better now.
+    clear: Arc<AtomicBool>,
+}
+
+impl Passage {
+    fn weather(&self) -> Weather {
+        if self.clear.load(Ordering::Relaxed) { Weather::default() } else { self.weather }
+    }
+
+    /// Whether so many bytes that came towards the server pass; it may be for ever that they do not.
+    fn passes(&self, came: u64) -> bool {
+        let Some(hang) = self.hang else { return true };
+        if came > hang.behind_bytes {
+            self.hangs.store(true, Ordering::Relaxed);
+        }
+        let hangs = self.hangs.load(Ordering::Relaxed);
+        if hangs && !hang.swallows {
+            loop {
+                std::thread::park();
+            }
+        }
+        !hangs
+    }
 }
 
 /// A port of 127.0.0.1 behind which another one is.
@@ -56,8 +100,17 @@ impl Relay {
                 // Where nobody listens, it closes as the kernel would.
                 let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else { continue };
                 let [out, home] = ["out", "home"].map(|way| Chance::of(seed ^ number, way));
-                carry(&near, &far, weather, (out, &cleared));
-                carry(&far, &near, Weather { bytes_per_second: 0, ..weather }, (home, &cleared));
+                let mut hang = weather.hang.filter(|hang| number < hang.connections);
+                if let (Some(hang), 1..) = (&mut hang, number) {
+                    hang.behind_bytes = 0;
+                }
+                let (hangs, clear) = (Arc::default(), Arc::clone(&cleared));
+                let there = Passage { weather, hang, hangs, clear };
+                let mut back = there.clone();
+                back.weather.bytes_per_second = 0;
+                back.hang = hang.map(|hang| Hang { behind_bytes: u64::MAX, ..hang });
+                carry(&near, &far, there, out);
+                carry(&far, &near, back, home);
             }
         });
         Relay { port, connections, clear }
@@ -77,16 +130,10 @@ impl Relay {
 /// A piece, and when it arrives; an empty one is the end.
 type Piece = (Instant, Vec<u8>);
 
-fn carry(
-    from: &TcpStream,
-    to: &TcpStream,
-    weather: Weather,
-    (chance, clear): (Chance, &Arc<AtomicBool>),
-) {
+fn carry(from: &TcpStream, to: &TcpStream, passage: Passage, chance: Chance) {
     let (sender, receiver) = sync_channel(PIECES);
-    let clear = Arc::clone(clear);
     let (source, ends) = (copy_of(from), [copy_of(from), copy_of(to)]);
-    std::thread::spawn(move || take(source, &sender, weather, (chance, &clear)));
+    std::thread::spawn(move || take(source, &sender, &passage, chance));
     std::thread::spawn(move || deliver(ends, &receiver));
 }
 
@@ -94,17 +141,17 @@ fn copy_of(socket: &TcpStream) -> TcpStream {
     socket.try_clone().expect("another handle of a socket")
 }
 
-fn take(
-    mut source: TcpStream,
-    sender: &SyncSender<Piece>,
-    weather: Weather,
-    (mut chance, clear): (Chance, &AtomicBool),
-) {
+fn take(mut source: TcpStream, sender: &SyncSender<Piece>, passage: &Passage, mut chance: Chance) {
     let mut bytes = [0; PIECE_BYTES];
     let mut arrives = Instant::now();
+    let mut came = 0;
     loop {
         let count = source.read(&mut bytes).unwrap_or(0);
-        let weather = if clear.load(Ordering::Relaxed) { Weather::default() } else { weather };
+        came += count as u64;
+        if !passage.passes(came) && count > 0 {
+            continue;
+        }
+        let weather = passage.weather();
         let spread = weather.delay.mul_f64(1.0 + chance.of_range(0..1000) as f64 / 1000.0);
         // Never before what was sent before: TCP puts it in order again.
         arrives = arrives.max(Instant::now() + spread);

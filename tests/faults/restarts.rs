@@ -1,6 +1,9 @@
 //! Drains and servers that are killed and come again: F3 and F4.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
+
+use callsight_tests::{Hooks, Program, Ran};
 
 use crate::job::{Job, wait_until};
 use crate::outcome::{Outcome, Plan};
@@ -9,10 +12,13 @@ use crate::scene::{Scene, ended_well, tally};
 use crate::seed::Chance;
 use crate::truth::{Account, Truth};
 
+const TURNS: &str = include_str!("../programs/turns.c");
+
 /// Kills of a drain while one program runs.
 const KILLS: usize = 20;
 
-/// F3: the drain is killed, or stopped, at a random moment, and another one takes over.
+/// F3: the drain is killed, or stopped, at a random moment, and another one takes over: of a program
+/// that fills its ring, and of one whose threads come and go in a ring that has room for all.
 pub fn killed_drains(plan: &Plan) -> Outcome {
     let mut chance = plan.chance("F3");
     let programs = plan.either(2, 5);
@@ -22,13 +28,66 @@ pub fn killed_drains(plan: &Plan) -> Outcome {
         sum.add(&account);
         slowest = slowest.max(attached);
     }
-    let kills = programs * KILLS;
+    let program = Program::c(TURNS).build(Hooks::Ours);
+    let mut short_lived = 0;
+    for round in 0..plan.either(4, 20) {
+        short_lived += kill_drains_of_turns(&program.exe, &mut chance, round);
+    }
+    let kills = programs * KILLS + short_lived;
     Outcome::Holds(format!(
         "{kills} of {kills} drains killed or stopped, another drain is attached within {} ms, \
          output of the target \
-         untouched, {sum} unaccounted=0",
+         untouched, {sum} unaccounted=0; {short_lived} of them while threads came and went, nothing \
+         lost and none told of",
         slowest.as_millis()
     ))
+}
+
+/// Fewer pages than the largest ring has, one a thread: it cannot become full.
+const ROUNDS_OF_TURNS: u64 = 250;
+/// They fit into a page of a ring of 64 MiB.
+const CALLS_OF_A_TURN: u64 = 700;
+
+/// Kills the drains of short threads as long as these come; how many it killed or stopped.
+fn kill_drains_of_turns(exe: &Path, chance: &mut Chance, round: usize) -> usize {
+    let scene = Scene::new(64 << 20);
+    let server = scene.server();
+    let mut drain = scene.drain(server.port);
+    let pause_us = chance.pick(&["500", "2000", "5000"]);
+    let words = [&ROUNDS_OF_TURNS.to_string(), &CALLS_OF_A_TURN.to_string(), pause_us];
+    let mut program = scene.program(exe, &words);
+    let mut ended = 0;
+    loop {
+        wait_until("a drain is attached", || drain_pid(&scene.ring) == Some(drain.pid()));
+        std::thread::sleep(Duration::from_millis(chance.of_range(1..150)));
+        if !program.is_running() {
+            break;
+        }
+        end_drain(drain, chance);
+        ended += 1;
+        drain = scene.drain(server.port);
+    }
+    let what = format!("round {round}: short threads whose drain was ended {ended} times");
+    let (ran, drained) = (program.end(), drain.end());
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{ran}");
+    ended_well(&drained);
+    nothing_dropped(&drained, &what);
+    nothing_dropped(&server.stop(), &what);
+    let account = scene.account();
+    let events = 4 * ROUNDS_OF_TURNS * 2 * CALLS_OF_A_TURN;
+    account.holds(Truth::exactly(events), &what);
+    assert_eq!(account.lost_events(), 0, "{what}: {account}");
+    ended
+}
+
+/// Asserts that every count of what was dropped is 0.
+#[track_caller]
+fn nothing_dropped(ran: &Ran, what: &str) {
+    let all = ran.all();
+    let mut counts = all.lines().filter(|line| line.contains(" dropped")).peekable();
+    assert!(counts.peek().is_some(), "{what}: {ran}");
+    let is_none = |line: &str| line.contains(", 0 dropped") && line.contains("unaccounted=0");
+    assert!(counts.all(is_none), "{what}: {ran}");
 }
 
 fn kill_drains(chance: &mut Chance) -> (Account, Duration) {

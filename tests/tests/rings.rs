@@ -3,11 +3,14 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use callsight_tests::{Built, Calls, Drain, Hooks, Program, Ran, Report, Ring, Server, Shell};
+use callsight_tests::{
+    Built, Calls, Drain, Hooks, Program, Ran, Report, Ring, Server, Shell, skip,
+};
 use serde_json::Value;
 
 const PRODUCER: &str = include_str!("../programs/producer.c");
@@ -166,6 +169,62 @@ fn a_ring_of_the_dead_is_removed_and_what_was_in_it_is_said() {
     assert!(!ring.exists());
     // Where nobody names a ring, there is nothing to do any more.
     shell.callsight(&["rings", "--remove", ring.name()]).refused(&[ring.name(), "No such file"]);
+}
+
+#[test]
+fn programs_that_start_together_share_a_ring_that_there_is_room_for_once() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let traces = program.folder().join("traces");
+    let inner = "mount -t tmpfs -o size=24m none /dev/shm; mkdir files traces
+        export TRACE_ENABLE=1 TRACE_SHM=/r TRACE_DIR=$PWD/files
+        for i in $(seq 30); do ./prog 1000 1 > /dev/null & done; wait
+        ls -A files /dev/shm; unset TRACE_ENABLE; callsight drain --file traces /r";
+    let mut command = Command::new("unshare");
+    let command = command.args(["--map-root-user", "--mount", "bash", "-ec", inner]);
+    let ran = program.shell().command(command, inner);
+    if ran.stderr.contains("unshare") || ran.stderr.contains("mount:") {
+        return skip("programs_that_start_together_share_a_ring", &ran.stderr);
+    }
+    // Nobody writes files, and nothing is left beside the ring.
+    assert_eq!(ran.stdout, "/dev/shm:\nr\n\nfiles:\n", "{ran}");
+    assert!(traces.exists() && ran.code == 0, "{ran}");
+    let report = program.report();
+    assert_eq!((report.calls_of("leaf"), report.lost()), (30_000, 0), "{ran}");
+}
+
+/// The file whose lock is the turn to make this ring: of a number that no process has.
+fn turn_to_make(ring: &Ring) -> String {
+    let hash = ring
+        .name()
+        .bytes()
+        .skip(1)
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    format!("/dev/shm/.callsight-{}", 4_194_304_000 + hash % 100_000_000)
+}
+
+#[test]
+fn a_ring_whose_maker_was_stopped_is_made_by_the_next_program() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let ring = Ring::new();
+    let turn = File::create(turn_to_make(&ring)).expect("the turn");
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { libc::flock(turn.as_raw_fd(), libc::LOCK_EX) }, 0);
+    let ran = program.tracing().env("TRACE_SHM", ring.name()).run("exec ./prog 1000 1");
+    assert_eq!(ran.code, 0, "{ran}");
+    let drained = program.shell().ok(&format!("callsight drain --file traces {}", ring.name()));
+    assert_eq!(program.report().calls_of("leaf"), 1000, "{drained}");
+    // It was waited for, and nobody waits for it again.
+    assert_eq!(turn.metadata().expect("it is open").nlink(), 0);
+}
+
+#[test]
+fn a_ring_whose_maker_was_killed_is_made_by_the_next_program() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let ring = Ring::new();
+    let left = turn_to_make(&ring);
+    drop(File::create(&left).expect("the turn"));
+    program.tracing().env("TRACE_SHM", ring.name()).ok("exec ./prog 1000 1");
+    assert!(ring.exists() && !fs::exists(&left).expect("ask"));
 }
 
 #[test]

@@ -235,7 +235,7 @@ fn flags_that_are_not_understood_are_refused_before_the_program_runs() {
     for (address, words) in [
         ("host", ["host", "HOST:PORT"]),
         ("::1", ["--live", "brackets and a port, like [::1]:9001"]),
-        ("::1:9001", ["--live", "brackets and a port, like [::1:9001]:9001"]),
+        ("::1:9001", ["--live", "brackets before its port, like [::1]:9001"]),
     ] {
         let run = ["run", "--live", address, "--", "./prog"];
         traced.shell().callsight(&run).refused(&words);
@@ -308,7 +308,7 @@ fn sinks_that_cannot_be_used_never_keep_the_program_from_running() {
     let binary = [b"[sinks]\npath = \x1b[2J\x07\xff\x9b".as_slice(), &[b'x'; 9000]].concat();
     fs::write(&toml, binary).expect("write");
     let ran = shell.callsight(&command);
-    check(&ran, 0, &["callsight.toml:2", "path = \\x1b[2J\\x07", "left out"]);
+    check(&ran, 0, &["callsight.toml:2", "path = \\x1b[2J\\x07\\xff\\x9bxx", "left out"]);
     let line = ran.stderr.lines().find(|line| line.contains("callsight.toml")).expect("a line");
     assert!(line.len() < 1000 && !line.contains(char::is_control), "{ran}");
     fs::write(&toml, "[sinks]\nlive = 'a\x1b[2J:b'\n").expect("write");
@@ -439,6 +439,27 @@ fn a_drain_that_is_killed_is_replaced_while_its_program_runs() {
     server.stop();
     assert_eq!(said.matches("the drain was killed (signal: 9").count(), 3, "{said}");
     check_served(&shell, &said);
+}
+
+#[test]
+fn a_drain_that_was_stopped_goes_on_when_its_program_has_ended() {
+    let traced = Program::c(ENDLESS).build(Hooks::Ours);
+    let shell = traced.shell();
+    let server = Server::ours(&shell, &["--out", "served"]);
+    let flags = format!("--path kept --live 127.0.0.1:{}", server.port);
+    let run = start(&shell, "bash", &["-c", &format!("exec callsight run {flags} -- ./prog 2>&1")]);
+    let ring = format!("/callsight-run-{}-", run.id());
+    until("there is a drain", || drain_of(&shell, &ring).is_some());
+    let drain = drain_of(&shell, &ring).expect("it is there");
+    // SAFETY: a signal to a process; touches no memory.
+    unsafe { libc::kill(drain, libc::SIGSTOP) };
+    let said = end(run, &shell);
+    server.stop();
+    assert!(said.contains("the drain was stopped and is told to go on"), "{said}");
+    assert!(!said.contains("given up"), "{said}");
+    check_served(&shell, &said);
+    let (kept, served) = (Report::of(&shell, &["kept"]), Report::of(&shell, &["served"]));
+    assert_eq!((kept.calls(), kept.lost()), (served.calls(), 0), "{said}");
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::mem::offset_of;
 use callsight_analysis::Report;
 use callsight_format::{
     BlockHeader, ByteOrder, CHUNK_BLOCK, CHUNK_END, CHUNK_EVENTS, CHUNK_HELLO, CHUNK_SINK, Cause,
-    ChunkHeader, END_BLOCKS, END_DONE, END_DROPPED, END_EMITTED, END_REASON, END_SINK_DROPPED,
-    Event, FILE_VERSION_CHUNKS, FileHeader, HELLO_EXE, HELLO_PID, HELLO_STREAM, HELLO_TAKEN,
-    Origin, SINK_DROPPED, SINK_REASON, StopReason, crc32c,
+    ChunkHeader, END_BLOCKS, END_DONE, END_DROPPED, END_EMITTED, END_REASON, END_RING_DROPPED,
+    END_SINK_DROPPED, Event, FILE_VERSION_CHUNKS, FileHeader, HELLO_EXE, HELLO_PID, HELLO_STREAM,
+    HELLO_TAKEN, Origin, SINK_DROPPED, SINK_REASON, StopReason, crc32c,
 };
 
 use crate::common::{Captures, Records};
@@ -58,6 +58,8 @@ pub struct Sender {
     hello: Vec<u8>,
     /// What its sender did not send: cause, events, records.
     pub not_sent: Vec<(Cause, u64, u64)>,
+    /// What its end tells of all that the writers of the ring dropped.
+    pub in_ring: Vec<(Cause, u64)>,
 }
 
 impl Sender {
@@ -135,6 +137,7 @@ impl Sender {
         fields.extend(field(END_EMITTED, &emitted.to_le_bytes()));
         fields.extend(field(END_BLOCKS, &self.blocks.to_le_bytes()));
         fields.extend(counts(END_DROPPED, dropped));
+        fields.extend(counts(END_RING_DROPPED, &self.in_ring));
         fields.extend(sink_counts(END_SINK_DROPPED, &self.not_sent));
         self.add(CHUNK_END, &fields, 0);
     }

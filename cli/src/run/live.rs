@@ -1,6 +1,7 @@
 //! A run that is streamed: the drain beside the program, and what became of the events.
 
 use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use callsight_hub::local::{DrainEnd, DrainPlan, KeptDrain, RingFile, RingState};
@@ -72,7 +73,12 @@ fn say(line: &str) {
 }
 
 fn note_end(plan: &DrainPlan, end: &DrainEnd, ring_was_made: bool) {
-    if !end.status.success() {
+    if end.status.signal().is_some() {
+        note(&format!(
+            "the drain did not end by itself ({}) and has not said what became of the last events",
+            end.status
+        ));
+    } else if !end.status.success() {
         note(&format!("a sink did not get all ({}); the lines above say which", end.status));
     } else if !ring_was_made {
         note(
@@ -101,14 +107,38 @@ fn settle(plan: &DrainPlan, ring: &RingFile, state: &RingState) {
         ));
         return;
     }
-    if state.held_events > 0 {
-        let (held, dropped) = (state.held_events, state.dropped_events());
-        note(&format!(
-            "{held} events that no sink has taken are given up with the ring; before that {dropped} \
-             were dropped"
-        ));
+    if let Some(what) = given_up(state.held_events, state.dropped_events()) {
+        note(&what);
     }
     if let Err(error) = ring.remove() {
         note(&format!("{error}; `callsight rings --remove` tries again"));
+    }
+}
+
+/// What goes with a ring: what is held in it, and what it alone may count.
+fn given_up(held: u64, dropped: u64) -> Option<String> {
+    let rest = "were dropped before, which the sinks need not have been told";
+    match (held, dropped) {
+        (0, 0) => None,
+        (0, _) => Some(format!("the ring is given up; {dropped} events {rest}")),
+        (_, 0) => Some(format!("{held} events that no sink has taken are given up with the ring")),
+        _ => Some(format!(
+            "{held} events that no sink has taken are given up with the ring; {dropped} {rest}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_given_up_without_a_word_only_where_it_has_nothing_to_tell() {
+        assert_eq!(given_up(0, 0), None);
+        for (held, dropped) in [(0, 5), (7, 0), (7, 5)] {
+            let said = given_up(held, dropped).expect("a line");
+            let numbers = said.split(' ').filter_map(|word| word.parse::<u64>().ok());
+            assert_eq!(numbers.sum::<u64>(), held + dropped, "{said}");
+        }
     }
 }

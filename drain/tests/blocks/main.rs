@@ -5,6 +5,7 @@
 mod bytes;
 #[path = "../drain/hostile.rs"]
 mod hostile;
+mod hung;
 #[path = "../drain/kills.rs"]
 mod kills;
 #[path = "../drain/pool.rs"]

@@ -74,6 +74,31 @@ fn one_that_is_not_known_to_read_is_said_to_be_so() {
 }
 
 #[test]
+fn one_that_reads_nothing_for_long_is_told_of_once_and_waited_for() {
+    let asleep = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let ring = Ring::new("older-asleep", 1 << 20);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = start(&ring, asleep.local_addr().expect("an address").port(), &[]);
+    let mut writer = Writer::new(&ring, process.process, 7);
+    let mut calls = 0_u64;
+    wait_until("it is said", || {
+        // No packer can foresee these, so that some millions fill every queue.
+        while writer.store_where_room(calls.wrapping_mul(0x9e37_79b9_7f4a_7c15)) {
+            calls += 1;
+        }
+        drain.said().contains("the server has read nothing for ")
+    });
+    writer.retire();
+    drop(process);
+    let server = Server::of(asleep, |_, _| None);
+    let said = drain.end_well();
+    assert_eq!(said.matches("the server has read nothing for ").count(), 1, "{said}");
+    let capture = server.whole(0);
+    assert_eq!((capture.connections, capture.calls_of(7).len() as u64), (1, calls), "{said}");
+}
+
+#[test]
 fn one_that_is_lost_is_tried_again() {
     let server =
         Server::cutting(|connection, chunk| (connection == 0 && chunk == 3).then_some(true));

@@ -155,7 +155,7 @@ fn a_page_missed_by_a_look_is_not_overtaken_when_a_slot_changed_hands() {
     for tid in lives.clone() {
         // The slot's former owner leaves a page, met after those of the new one.
         fill(&mut writer, 50, [7, 8]);
-        writer.tid = tid + 1;
+        writer.hand_over(tid + 1);
         fill(&mut writer, 5, [1, 2]);
         fill(&mut writer, 10, [3, 4]);
         std::thread::sleep(std::time::Duration::from_millis(2));
@@ -230,6 +230,36 @@ fn a_slot_never_stored_at_the_end_of_a_full_page_is_counted() {
     capture.check_counts();
     assert_eq!(functions(&capture, 9), (1..=40).collect::<Vec<_>>());
     assert_eq!((capture.emitted(), capture.dropped_for(Cause::Torn)), (41, 1));
+}
+
+#[test]
+fn a_slot_stored_late_counts_where_its_page_was_left_for_no_other() {
+    let server = Server::start();
+    let ring = Ring::new("left", 65536);
+    let process = TestProcess::start();
+    ring.attach(0, process.process);
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    // The handler of a signal found the page full and no other one free: it left the page, and the
+    // call that it interrupted has yet to store its event.
+    let mut writer = Writer::new(&ring, process.process, 9);
+    (1..=29).for_each(|call| assert!(writer.store(call)));
+    let late = writer.reserve().expect("the last slot of the page");
+    writer.retire();
+    server.wait(0, "those before it come", |c| c.calls_of(9).len() == 29);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    writer.store_at(late, 30);
+    let never = writer.reserve().expect("a page");
+    writer.retire();
+    assert_ne!(late, never);
+    server.wait(0, "the late one comes, and what never does is told", |c| {
+        c.calls_of(9).len() == 30 && c.losses_of(9).len() == 1
+    });
+    drop(process);
+    drain.end_well();
+    let capture = server.whole(0);
+    capture.check_counts();
+    assert_eq!(functions(&capture, 9), (1..=30).collect::<Vec<_>>());
+    assert_eq!((capture.emitted(), capture.dropped_for(Cause::Torn)), (31, 1));
 }
 
 /// A process killed in the middle of everything, reaped by its parent or not.

@@ -1,12 +1,15 @@
 //! One drain after another on the same ring, and two at once.
 
 use callsight_format::{
-    END_DONE, END_STOPPED, EVENT_BYTES, PAGE_RETIRED, PageHeader, RingControl, RingLayout,
+    Cause, END_DONE, END_STOPPED, EVENT_BYTES, PAGE_RETIRED, PageHeader, RingControl, RingLayout,
+    RingWriter,
 };
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-use crate::support::{Capture, Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
+use crate::support::{
+    Capture, Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until, writer_at,
+};
 
 fn functions(capture: &Capture) -> Vec<u64> {
     capture.calls_of(9).iter().map(|event| event.func).collect()
@@ -156,6 +159,50 @@ fn a_loss_is_told_by_the_stopped_drain_or_by_the_next() {
 #[test]
 fn a_loss_is_told_by_the_killed_drain_or_by_the_next() {
     losses_over_two_drains("losses-killed", libc::SIGKILL);
+}
+
+/// The writer of a dead process with 5 records and 3 drops is freed by a drain that is killed behind
+/// `stores` steps of moving one of its counts, which `pad` names, and then by another one.
+fn freed_by_two(pad: u32, count: u64, stores: usize) {
+    let server = Server::start();
+    let ring = Ring::new(&format!("freed-{pad}-{stores}"), 65536);
+    let mut process = TestProcess::start();
+    ring.attach(0, process.process);
+    Writer::new(&ring, process.process, 9);
+    process.kill(true);
+    let writer = |at: usize| ring.u64(writer_at(0) + at);
+    let dropped = offset_of!(RingWriter, dropped) + 8 * Cause::Full as usize;
+    let retired = ring.control(offset_of!(RingControl, retired_emitted));
+    let full = offset_of!(RingControl, retired_dropped) + 8 * Cause::Full as usize;
+    let retired_full = ring.control(full);
+    writer(offset_of!(RingWriter, stored)).store(5, Relaxed);
+    writer(dropped).store(3, Relaxed);
+    writer(offset_of!(RingWriter, told)).store(3, Relaxed);
+    // What was retired before, and what it comes to with this count.
+    retired.store(100, Relaxed);
+    retired_full.store(10, Relaxed);
+    writer(offset_of!(RingWriter, untold_first)).store(100 + count, Relaxed);
+    writer(offset_of!(RingWriter, untold_last)).store(10 + count, Relaxed);
+    ring.u32(writer_at(0) + offset_of!(RingWriter, moves)).store(pad, Relaxed);
+    let of_cause = pad == Cause::Full as u32 + 1;
+    let moved = if of_cause { dropped } else { offset_of!(RingWriter, stored) };
+    let steps: [&dyn Fn(); 3] = [
+        &|| retired.store(100 + count, Relaxed),
+        &|| retired_full.store(10 + if of_cause { count } else { 0 }, Relaxed),
+        &|| writer(moved).store(0, Relaxed),
+    ];
+    steps[..stores].iter().for_each(|step| step());
+    Drain::start(&drain_binary(), &ring.name, server.port).end_well();
+    assert_eq!((retired.load(Acquire), retired_full.load(Acquire)), (108, 13), "{pad} {stores}");
+    assert_eq!(ring.u32(writer_at(0)).load(Acquire), 0, "the slot is free");
+}
+
+#[test]
+fn a_writer_is_counted_once_wherever_the_drain_that_frees_it_is_killed() {
+    for stores in 0..=3 {
+        freed_by_two(Cause::Full as u32 + 1, 3, stores);
+        freed_by_two(callsight_format::RING_CAUSES as u32 + 1, 5, stores);
+    }
 }
 
 #[test]

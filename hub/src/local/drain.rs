@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::launch::{Signals, send};
+use super::process::ProcessId;
 use super::ring::RingFile;
 use super::state::RingState;
 use crate::stream::in_one_line;
@@ -32,6 +33,8 @@ const STALL: Duration = Duration::from_secs(10);
 const NO_RING: Duration = Duration::from_millis(500);
 /// How long it may take to end once it is told to: it goes on as long as its server takes what it has.
 const KILL_AFTER: Duration = Duration::from_secs(60);
+/// How long it may be stopped meanwhile, by a signal or a debugger: it gets no further then.
+const KILL_STOPPED_AFTER: Duration = Duration::from_secs(5);
 /// How long the last lines of one that has ended may take.
 const LAST_LINES: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(10);
@@ -192,25 +195,24 @@ impl DrainProcess {
     /// # Errors
     /// Why it cannot be waited for.
     pub fn wait(mut self, stop: &AtomicBool) -> io::Result<ExitStatus> {
-        let mut told: Option<Instant> = None;
+        let mut told: Option<Told> = None;
         loop {
             if let Some(status) = self.child.try_wait()? {
                 self.hear_out();
                 return Ok(status);
             }
-            if stop.load(Ordering::Relaxed) && told.is_none() {
-                send(&self.child, Signal::TERM);
-                told = Some(Instant::now());
-            } else if told.is_some_and(|at| at.elapsed() >= KILL_AFTER) {
-                send(&self.child, Signal::KILL);
+            match &mut told {
+                Some(told) => drop(told.insist(&self.child)),
+                None if stop.load(Ordering::Relaxed) => told = Some(Told::to_end(&self.child)),
+                None => {}
             }
             thread::sleep(POLL);
         }
     }
 
-    /// Waits for its end, behind that of the program. One that gets no further is told to end, as
-    /// is one that waits for a ring that nobody has made (`ring_was_made`), and when this process
-    /// is asked to end; asked twice, it ends it.
+    /// Waits for its end, behind that of the program. One that gets no further is told to end, unless
+    /// it was stopped and goes on when it is told to; so is one that waits for a ring that nobody has
+    /// made (`ring_was_made`), and when this process is asked to end; asked twice, it ends it.
     ///
     /// # Errors
     /// Why it cannot be waited for.
@@ -218,28 +220,46 @@ impl DrainProcess {
         let signals = Signals::catch()?;
         let patience = if ring_was_made { STALL } else { NO_RING };
         let mut watch = Watch::new();
-        let mut told: Option<Instant> = None;
+        let mut told: Option<Told> = None;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;
             }
             let stalled = watch.look(&self.ring) >= patience;
-            let asked = signals.take().is_some();
-            if told.is_none() && (asked || (stalled && !watch.waits_for_program(&self.ring, &say)))
-            {
-                if ring_was_made && !asked {
-                    let seconds = patience.as_secs();
-                    say(&format!("the drain got no further for {seconds} s and is told to end"));
+            match (&mut told, signals.take().is_some()) {
+                (Some(_), true) => send(&self.child, Signal::KILL),
+                (Some(told), false) => {
+                    if let Some(why) = told.insist(&self.child) {
+                        say(&format!("the drain {why} and is killed"));
+                    }
                 }
-                send(&self.child, Signal::TERM);
-                told = Some(Instant::now());
-            } else if told.is_some_and(|at| asked || at.elapsed() >= KILL_AFTER) {
-                send(&self.child, Signal::KILL);
+                (None, true) => told = Some(Told::to_end(&self.child)),
+                (None, false) if stalled && !self.gets_on(&mut watch, &say) => {
+                    if ring_was_made {
+                        let seconds = patience.as_secs();
+                        say(&format!(
+                            "the drain got no further for {seconds} s and is told to end"
+                        ));
+                    }
+                    told = Some(Told::to_end(&self.child));
+                }
+                (None, false) => {}
             }
             thread::sleep(POLL);
         };
         self.hear_out();
         Ok(DrainEnd { status, was_told: told.is_some(), left: look_at(&self.ring) })
+    }
+
+    /// Whether it may get further all the same: it was only stopped, or waits for a process that the
+    /// program has left behind.
+    fn gets_on(&self, watch: &mut Watch, say: &impl Fn(&str)) -> bool {
+        if is_stopped(&self.child) && watch.wakes() {
+            say("the drain was stopped and is told to go on");
+            send(&self.child, Signal::CONT);
+            return true;
+        }
+        watch.waits_for_program(&self.ring, say)
     }
 
     /// Waits for its last lines; a process that still writes its file may hold the pipe open.
@@ -254,11 +274,53 @@ impl DrainProcess {
 impl Drop for DrainProcess {
     /// A drain that nobody waits for any more, because there is no program, is told to end.
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            send(&self.child, Signal::TERM);
-            let _ = self.child.wait();
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        let mut told = Told::to_end(&self.child);
+        while matches!(self.child.try_wait(), Ok(None)) {
+            told.insist(&self.child);
+            thread::sleep(POLL);
         }
     }
+}
+
+/// A drain that was told to end.
+struct Told {
+    at: Instant,
+    stopped_since: Option<Instant>,
+    is_killed: bool,
+}
+
+impl Told {
+    fn to_end(drain: &Child) -> Told {
+        send(drain, Signal::TERM);
+        // One that is stopped hears of it only when it goes on.
+        send(drain, Signal::CONT);
+        Told { at: Instant::now(), stopped_since: None, is_killed: false }
+    }
+
+    /// Kills it when it has had its time; why, the first time.
+    fn insist(&mut self, drain: &Child) -> Option<String> {
+        self.stopped_since =
+            is_stopped(drain).then(|| self.stopped_since.unwrap_or_else(Instant::now));
+        let is_over = self.at.elapsed() >= KILL_AFTER;
+        let stays_stopped = self.stopped_since.is_some_and(|at| at.elapsed() >= KILL_STOPPED_AFTER);
+        if self.is_killed || !(is_over || stays_stopped) {
+            return None;
+        }
+        send(drain, Signal::KILL);
+        self.is_killed = true;
+        Some(match stays_stopped {
+            true => "is stopped again and again".to_owned(),
+            false => format!("did not end within {} s", KILL_AFTER.as_secs()),
+        })
+    }
+}
+
+fn is_stopped(drain: &Child) -> bool {
+    // The child is not waited for yet, so its pid is still its own.
+    ProcessId { pid: drain.id(), start: 0 }.is_stopped()
 }
 
 /// Hands the lines of a drain on, but for the one that says that it is ready.
@@ -286,11 +348,21 @@ struct Watch {
     taken_bytes: Option<u64>,
     since: Instant,
     has_said: bool,
+    has_woken: bool,
 }
 
 impl Watch {
     fn new() -> Watch {
-        Watch { taken_bytes: None, since: Instant::now(), has_said: false }
+        Watch { taken_bytes: None, since: Instant::now(), has_said: false, has_woken: false }
+    }
+
+    /// Whether one that is stopped is told to go on, once; it has its time again then.
+    fn wakes(&mut self) -> bool {
+        if self.has_woken {
+            return false;
+        }
+        (self.has_woken, self.since) = (true, Instant::now());
+        true
     }
 
     /// How long nothing has changed.
@@ -318,6 +390,9 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     #[test]
@@ -343,6 +418,48 @@ mod tests {
             let why = text.parse::<Address>().expect_err("no brackets");
             assert!(why.ends_with(&format!("like {like}")), "{why}");
         }
+    }
+
+    /// A drain that hears nothing and stops itself whenever it goes on.
+    fn stopping_drain(said: &Said) -> DrainProcess {
+        let script = "trap '' TERM; while :; do kill -STOP $$; done";
+        let plan = DrainPlan {
+            command: ["sh", "-c", script].map(OsString::from).to_vec(),
+            ring: "/callsight-test-none".to_owned(),
+            file: None,
+            budget_bytes: 0,
+            live: None,
+        };
+        let said = Arc::clone(said);
+        let drain = DrainProcess::spawn(&plan, move |line| hear(&said, line)).expect("a drain");
+        while !is_stopped(&drain.child) {
+            thread::yield_now();
+        }
+        drain
+    }
+
+    type Said = Arc<Mutex<Vec<String>>>;
+
+    fn hear(said: &Said, line: &str) {
+        said.lock().expect("lines").push(line.to_owned());
+    }
+
+    #[test]
+    fn a_drain_that_stays_stopped_is_told_to_go_on_then_to_end_and_then_killed() {
+        let said = Said::default();
+        let end = stopping_drain(&said).finish(false, |line| hear(&said, line)).expect("its end");
+        assert_eq!((end.status.signal(), end.was_told), (Some(9), true));
+        let said = said.lock().expect("lines");
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[0].ends_with("told to go on") && said[1].ends_with("is killed"), "{said:?}");
+    }
+
+    #[test]
+    fn a_drain_that_nobody_waits_for_is_gone_even_where_it_is_stopped() {
+        let drain = stopping_drain(&Said::default());
+        let id = ProcessId::now(drain.child.id()).expect("it is there");
+        drop(drain);
+        assert!(!id.is_alive());
     }
 
     #[test]

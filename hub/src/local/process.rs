@@ -36,6 +36,11 @@ impl ProcessId {
         }
     }
 
+    /// Whether it is stopped, by a signal or by a debugger.
+    pub(super) fn is_stopped(self) -> bool {
+        Stat::read(self.pid).is_some_and(|stat| stat.is_stopped)
+    }
+
     /// The file it runs, where that may be known.
     pub fn executable(self) -> Option<PathBuf> {
         fs::read_link(format!("/proc/{}/exe", self.pid)).ok()
@@ -49,6 +54,7 @@ impl ProcessId {
 
 struct Stat {
     is_zombie: bool,
+    is_stopped: bool,
     parent: u32,
     threads: u64,
     start: u64,
@@ -66,6 +72,7 @@ impl Stat {
         let field = |number: usize| fields.get(number - 3).copied();
         Some(Stat {
             is_zombie: matches!(field(3)?, "Z" | "X"),
+            is_stopped: matches!(field(3)?, "T" | "t"),
             parent: field(4)?.parse().ok()?,
             threads: field(20)?.parse().ok()?,
             start: field(22)?.parse().ok()?,

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use callsight_format::{BlockHeader, Cause};
 
-use super::Tally;
+use super::tally::{OfRing, Tally};
 
 /// Most writers that are followed, and most losses whose notes are: those beyond are believed. 64 and
 /// 48 bytes each.
@@ -39,7 +39,50 @@ struct State {
     /// Rings whose first stream came here: what there is of them came here or is missing.
     whole: HashSet<RingId>,
     /// What the sessions' own accounts say, by ring.
-    by_sessions: HashMap<RingId, Sums>,
+    by_sessions: HashMap<RingId, Counted>,
+}
+
+/// What the sessions of a ring say, all in all.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    sums: Sums,
+    /// Records that drains had taken of the ring: before the first of these sessions, and in the end.
+    first_taken: u64,
+    last_taken: u64,
+    /// Records that came, each once.
+    came: u64,
+    /// What its writers dropped, as its last drain says.
+    dropped: u64,
+    /// Whether an earlier server has a part of it.
+    is_part: bool,
+}
+
+impl Default for Counted {
+    fn default() -> Counted {
+        let sums = Sums::default();
+        Counted { sums, first_taken: u64::MAX, last_taken: 0, came: 0, dropped: 0, is_part: false }
+    }
+}
+
+impl Counted {
+    fn add(&mut self, tally: &Tally) {
+        let OfRing { taken, came, again, dropped } = tally.of_ring;
+        self.sums.add(tally.lost_by_writers(), tally.missing_records);
+        self.first_taken = self.first_taken.min(taken);
+        let end = taken.saturating_add(came).saturating_add(tally.missing_records);
+        self.last_taken = self.last_taken.max(end);
+        self.came = self.came.saturating_add(came.saturating_sub(again));
+        self.dropped = self.dropped.max(dropped);
+        self.is_part |= tally.resumed_behind.is_some();
+    }
+
+    /// What drains had taken of the ring and no stream brought, and what its writers dropped. Of writers
+    /// that have ended, nothing else may tell it.
+    fn at_least(&self) -> Sums {
+        let missing = self.last_taken.saturating_sub(self.first_taken).saturating_sub(self.came);
+        let lost = if self.first_taken == 0 { self.dropped } else { 0 };
+        if self.is_part { Sums::default() } else { Sums { lost, missing } }
+    }
 }
 
 /// Of a ring: what its writers dropped, and records that are missing by number.
@@ -209,8 +252,7 @@ impl Books {
         let Some(ring) = tally.ring else { return };
         let mut state = self.lock();
         if state.by_sessions.len() < MAX_WRITERS || state.by_sessions.contains_key(&ring) {
-            let sums = state.by_sessions.entry(ring).or_default();
-            sums.add(tally.lost_by_writers(), tally.missing_records);
+            state.by_sessions.entry(ring).or_default().add(tally);
         }
     }
 
@@ -223,10 +265,14 @@ impl Books {
             let sums = rings.entry(*ring).or_default();
             lives.iter().for_each(|life| sums.add(life.lost(), life.missing()));
         }
+        for ring in state.by_sessions.keys() {
+            rings.entry(*ring).or_default();
+        }
         let beyond = rings.into_iter().map(|(ring, all)| {
             let counted = state.by_sessions.get(&ring).copied().unwrap_or_default();
-            let missing = all.missing.saturating_sub(counted.missing);
-            missing.saturating_add(all.lost.saturating_sub(counted.lost))
+            let least = counted.at_least();
+            let missing = all.missing.max(least.missing).saturating_sub(counted.sums.missing);
+            missing.saturating_add(all.lost.max(least.lost).saturating_sub(counted.sums.lost))
         });
         beyond.fold(0, u64::saturating_add)
     }
@@ -335,6 +381,27 @@ mod tests {
         // Of another ring, whose first drain had another server, nobody knows.
         books.add(1, &of_another, true);
         assert_eq!(books.lost_between(), 400);
+    }
+
+    #[test]
+    fn what_a_killed_drain_held_of_threads_that_had_ended_is_missing() {
+        let session = |taken, came, again, dropped| Tally {
+            ring: Some(0),
+            of_ring: OfRing { taken, came, again, dropped },
+            ..Tally::default()
+        };
+        let books = Books::default();
+        books.count(&session(0, 100, 0, 0));
+        books.count(&session(170, 50, 20, 30));
+        // Of 220 records, 130 came; and nobody told of 30 that were dropped.
+        assert_eq!(books.lost_between(), 90 + 30);
+        // An earlier server has a part of it, or another drain had.
+        for other in [Tally { resumed_behind: Some(3), ..session(0, 9, 0, 0) }, session(7, 9, 0, 5)]
+        {
+            let books = Books::default();
+            books.count(&other);
+            assert_eq!(books.lost_between(), 0);
+        }
     }
 
     #[test]

@@ -101,11 +101,21 @@ impl Lane {
         }
     }
 
-    fn written(&mut self, number: Option<u64>, dropped_there: Losses) {
+    fn written(&mut self, number: Option<u64>, state: SinkState) {
         self.written_events += self.in_hand.take().unwrap_or_default().events;
-        self.dropped_there = dropped_there;
         self.done_number = number.unwrap_or(self.done_number);
+        self.hear(state);
         self.settle();
+    }
+
+    /// What a sink says of itself. It cannot have dropped more than it was given.
+    fn hear(&mut self, state: SinkState) {
+        let is_wrong = state.dropped.sum() > self.written_events;
+        self.dropped_there = state.dropped.up_to(self.written_events);
+        // Without the numbers, which change with each batch: it is said once.
+        let wrong =
+            "says that it dropped more events than it was given; all of those count as dropped";
+        self.notice(state.trouble.or(is_wrong.then(|| wrong.to_owned())));
     }
 
     fn take(&mut self) -> Option<Arc<Batch>> {
@@ -152,17 +162,20 @@ impl Lanes {
     /// with already.
     pub fn start(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, done: u64) -> Lanes {
         let (offered_number, done_number) = (done, done);
-        let names = sinks.iter().map(|sink| sink.name());
-        let lane = |name| Lane { name, offered_number, done_number, ..Lane::default() };
+        let names: Vec<_> = sinks.iter().map(|sink| guarded(|| Ok(sink.name()))).collect();
+        let lane = |(at, name): (usize, &Result<String, String>)| {
+            let name = name.clone().unwrap_or_else(|_| format!("sink {}", at + 1));
+            Lane { name, offered_number, done_number, ..Lane::default() }
+        };
         let shared = Arc::new(Shared {
-            lanes: Mutex::new(names.map(lane).collect()),
+            lanes: Mutex::new(names.iter().enumerate().map(lane).collect()),
             work: Condvar::new(),
             progress: Condvar::new(),
         });
-        for (at, sink) in sinks.into_iter().enumerate() {
+        for (at, (sink, named)) in sinks.into_iter().zip(names).enumerate() {
             let (meta, lane) = (meta.clone(), Arc::clone(&shared));
             let name = format!("sink {} {at}", meta.id);
-            let work = move || lane.run(at, sink, &meta);
+            let work = move || lane.run(at, sink, &meta, named.err());
             if let Err(error) = thread::Builder::new().name(name).spawn(work) {
                 shared.lock()[at].die(format!("no thread for it ({error})"));
             }
@@ -248,6 +261,18 @@ impl Drop for Lanes {
     }
 }
 
+/// What a sink says of itself.
+struct SinkState {
+    dropped: Losses,
+    trouble: Option<String>,
+}
+
+impl SinkState {
+    fn of(sink: &dyn Sink) -> SinkState {
+        SinkState { dropped: sink.dropped(), trouble: sink.trouble().map(str::to_owned) }
+    }
+}
+
 /// What a sink has to do next.
 enum Work {
     Write(Arc<Batch>),
@@ -265,9 +290,18 @@ impl Shared {
         self.progress.notify_all();
     }
 
-    /// The life of a sink.
-    fn run(&self, at: usize, mut sink: Box<dyn Sink>, meta: &SessionMeta) {
-        let ended = self.serve(at, &mut *sink, meta);
+    /// The life of a sink; there is none where it could not be asked for its name.
+    fn run(
+        &self,
+        at: usize,
+        mut sink: Box<dyn Sink>,
+        meta: &SessionMeta,
+        nameless: Option<String>,
+    ) {
+        let ended = match nameless {
+            Some(why) => Err(format!("does not say its name ({why})")),
+            None => self.serve(at, &mut *sink, meta),
+        };
         let dropped = guarded(|| {
             drop(sink);
             Ok(())
@@ -295,24 +329,21 @@ impl Shared {
                     guarded(|| sink.write(&batch)).map_err(|why| format!("failed ({why})"))?;
                     // Its buffer goes back before anybody sees that it is done with.
                     drop(batch);
-                    let seen = guarded(|| Ok((sink.dropped(), sink.trouble().map(str::to_owned))));
-                    let (dropped, trouble) = seen.map_err(|why| format!("failed ({why})"))?;
-                    self.change(at, |lane| {
-                        lane.written(number, dropped);
-                        lane.notice(trouble);
-                    });
+                    let state = guarded(|| Ok(SinkState::of(sink)));
+                    let state = state.map_err(|why| format!("failed ({why})"))?;
+                    self.change(at, |lane| lane.written(number, state));
                 }
                 Work::Close(ending, deadline) => {
                     let flushed = guarded(|| sink.flush(deadline));
                     let closed = guarded(|| {
                         sink.close(&ending);
-                        Ok((sink.dropped(), sink.extent(), sink.trouble().map(str::to_owned)))
+                        Ok((SinkState::of(sink), sink.extent()))
                     });
-                    let (dropped, extent, trouble) = closed?;
+                    let (state, extent) = closed?;
                     self.change(at, |lane| {
-                        lane.dropped_there = dropped;
                         lane.extent = extent;
-                        lane.notice(flushed.err().or(trouble));
+                        let trouble = flushed.err().or(state.trouble);
+                        lane.hear(SinkState { trouble, ..state });
                     });
                     return Ok(());
                 }

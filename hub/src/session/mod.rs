@@ -24,6 +24,7 @@ pub(crate) use books::Books;
 use books::RingId;
 use lanes::Lanes;
 use numbers::Numbers;
+use tally::OfRing;
 pub(crate) use tally::counted;
 pub use tally::{SinkTally, Tally};
 
@@ -74,6 +75,10 @@ pub struct Session {
     /// [`StreamEnd::delivered_records`] counts, all are part of [`StreamEnd::emitted_records`].
     raw_records: u64,
     packed_records: u64,
+    /// Of these, what other streams brought too.
+    again_records: u64,
+    /// Records that other drains had taken of the ring.
+    taken_before: u64,
     noticed_events: u64,
     next_notice: Option<Instant>,
     end: Option<StreamEnd>,
@@ -114,6 +119,8 @@ impl Session {
             last_block,
             raw_records: 0,
             packed_records: 0,
+            again_records: 0,
+            taken_before: 0,
             noticed_events: 0,
             next_notice: None,
             end: None,
@@ -162,6 +169,12 @@ impl Session {
         let (mut lost_before, lost_in_ring, missing) = self.lost_before();
         self.tally.ring = self.stream.map(|_| self.ring);
         (self.tally.lost_in_ring, self.tally.missing_records) = (lost_in_ring, missing);
+        self.tally.of_ring = OfRing {
+            taken: self.taken_before,
+            came: self.raw_records.saturating_add(self.packed_records),
+            again: self.again_records,
+            dropped: self.end.as_ref().map_or(0, |end| end.ring_dropped),
+        };
         if self.stream.is_none() {
             lost_before.add(Cause::Torn, cut_records);
         }
@@ -200,6 +213,7 @@ impl Session {
         self.numbers.observe(&header, late);
         let again = self.books.add(self.ring, &header, late);
         self.tally.again_events += calls_among(block, &again);
+        self.again_records += again.iter().map(|range| range.end - range.start).sum::<u64>();
         self.hear(block);
         let amount = Amount::of_block(&header);
         self.packed_records += amount.records;
@@ -235,6 +249,7 @@ impl Session {
         if !std::mem::replace(&mut self.tally.named, true) {
             host.say(&sender.to_string());
             self.ring = ring_of(sender, &self.origin);
+            self.taken_before = sender.taken;
             self.late |= sender.taken > 0;
             self.offer(Content::Sender(sender.clone()), chunk, Amount::default(), host);
         }
@@ -332,7 +347,7 @@ impl Session {
         match &self.end {
             None if self.tally.named && self.stream.is_some() => host.say(
                 "the stream was cut off: its sender never said that it is done; what it had not \
-                 delivered is in its ring still, for the next drain",
+                 delivered is for the next drain, if its ring is still there",
             ),
             None if self.tally.named => host.say(
                 "the stream was cut off: its sender never said that it is done, \

@@ -52,6 +52,8 @@ pub struct Tally {
     pub(super) lost_in_ring: Losses,
     /// Records missing by number.
     pub(super) missing_records: u64,
+    /// What came of its ring, and what drains had taken before.
+    pub(super) of_ring: OfRing,
     /// Chunks of types that were not known.
     pub unknown_chunks: u64,
     /// Whether the sender said who it is: then it also says when it is done.
@@ -60,6 +62,20 @@ pub struct Tally {
     pub ended: bool,
     /// By sink.
     pub sinks: Vec<SinkTally>,
+}
+
+/// Records of a ring, markers included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct OfRing {
+    /// That drains had taken before this one.
+    pub taken: u64,
+    /// That came.
+    pub came: u64,
+    /// Of these, that another stream of this server brought too.
+    pub again: u64,
+    /// That its writers dropped in its whole life, those that found no place in it left out, where its
+    /// last drain says so.
+    pub dropped: u64,
 }
 
 impl Tally {

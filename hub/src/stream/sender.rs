@@ -5,9 +5,9 @@
 
 use callsight_format::{
     ByteOrder, Cause, END_BLOCKS, END_DELIVERED, END_DONE, END_DROPPED, END_EMITTED, END_REASON,
-    END_SINK_DROPPED, END_STOPPED, Fields, HELLO_ARCH, HELLO_BUILD_ID, HELLO_CLOCK, HELLO_EXE,
-    HELLO_HOSTNAME, HELLO_OS, HELLO_PID, HELLO_SERVICE_ID, HELLO_STREAM, HELLO_TAKEN, HELLO_TOKEN,
-    STREAM_ID_BYTES,
+    END_RING_DROPPED, END_SINK_DROPPED, END_STOPPED, Fields, HELLO_ARCH, HELLO_BUILD_ID,
+    HELLO_CLOCK, HELLO_EXE, HELLO_HOSTNAME, HELLO_OS, HELLO_PID, HELLO_SERVICE_ID, HELLO_STREAM,
+    HELLO_TAKEN, HELLO_TOKEN, STREAM_ID_BYTES,
 };
 
 use crate::{Dropped, Losses};
@@ -153,6 +153,9 @@ pub struct StreamEnd {
     pub blocks: Option<u64>,
     /// Events dropped, by cause.
     pub dropped_events: Losses,
+    /// Events that the writers of its ring dropped in its whole life, those that found no place in it
+    /// left out; 0 where it does not say.
+    pub ring_dropped: u64,
     /// What its sender had and did not send.
     pub not_sent: Dropped,
 }
@@ -169,10 +172,14 @@ impl StreamEnd {
                 END_EMITTED => end.emitted_records = le.u64(value, 0),
                 END_DELIVERED => end.delivered_records = le.u64(value, 0),
                 END_BLOCKS => end.blocks = le.u64(value, 0),
-                END_DROPPED => {
+                END_DROPPED | END_RING_DROPPED => {
                     let cause = le.u32(value, 0).and_then(Cause::from_number);
                     let events = le.u64(value, 4).unwrap_or(0);
-                    end.dropped_events.add(cause.unwrap_or(Cause::Full), events);
+                    if key == END_DROPPED {
+                        end.dropped_events.add(cause.unwrap_or(Cause::Full), events);
+                    } else if cause != Some(Cause::NoSlot) {
+                        end.ring_dropped = end.ring_dropped.saturating_add(events);
+                    }
                 }
                 END_SINK_DROPPED => end.not_sent.add_field(value),
                 _ => {}
@@ -253,9 +260,13 @@ mod tests {
             (END_DELIVERED, &80u64.to_le_bytes()),
             (END_DROPPED, &loss(Cause::Torn as u32, 5)),
             (END_DROPPED, &loss(77, 15)),
+            (END_RING_DROPPED, &loss(Cause::Full as u32, 70)),
+            (END_RING_DROPPED, &loss(Cause::NoSlot as u32, 9)),
+            (END_RING_DROPPED, &loss(77, 1)),
         ]);
         let end = StreamEnd::parse(&bytes);
         assert_eq!((end.emitted_records, end.delivered_records), (Some(100), Some(80)));
+        assert_eq!(end.ring_dropped, 71);
         assert_eq!(end.dropped_events.of(Cause::Torn), 5);
         assert_eq!(end.dropped_events.sum(), 20);
     }

@@ -223,8 +223,11 @@ pub struct RingWriter {
     pub start: u64,
     /// Number of the page it writes to, plus one; 0 for none.
     pub page: u32,
-    /// 0.
-    pub pad: u32,
+    /// 0; while the drain moves a count of a dead writer to the retired ones: the number of its cause
+    /// plus one, or [`RING_CAUSES`] plus one for `stored`. What `retired_emitted` and the retired count
+    /// of the cause come to stands in `untold_first` and `untold_last` then, so that a next drain can
+    /// end the move.
+    pub moves: u32,
     /// Records stored in pages that it has left. With those dropped, how many it has emitted.
     pub stored: u64,
     /// Events dropped, by [`Cause`](crate::Cause).

@@ -205,6 +205,10 @@ pub const END_BLOCKS: u16 = 5;
 /// that of [`SINK_DROPPED`]. The end in a capture that its own sender stored need not have it: the
 /// capture's [`CHUNK_SINK`] tells the same.
 pub const END_SINK_DROPPED: u16 = 6;
+/// Field of [`CHUNK_END`]: as [`END_DROPPED`], but of the ring's whole life: all that its writers lost,
+/// whoever told it. After [`END_DONE`], from a drain that was not the ring's first: what a drain that was
+/// killed had told may be in no stream.
+pub const END_RING_DROPPED: u16 = 7;
 /// [`END_REASON`]: every traced process is gone and the ring is empty.
 pub const END_DONE: u32 = 1;
 /// [`END_REASON`]: the drain was told to end.

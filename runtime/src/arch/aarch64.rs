@@ -176,6 +176,7 @@ pub mod nr {
     pub const FSTATFS: usize = 44;
     pub const FTRUNCATE: usize = 46;
     pub const FALLOCATE: usize = 47;
+    pub const FLOCK: usize = 32;
     pub const OPENAT: usize = 56;
     pub const CLOSE: usize = 57;
     pub const READ: usize = 63;

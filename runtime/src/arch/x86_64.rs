@@ -210,6 +210,7 @@ pub mod nr {
     pub const LINKAT: usize = 265;
     pub const READLINKAT: usize = 267;
     pub const FALLOCATE: usize = 285;
+    pub const FLOCK: usize = 73;
     pub const PRLIMIT64: usize = 302;
     pub const RENAMEAT2: usize = 316;
     pub const KILL: usize = 62;

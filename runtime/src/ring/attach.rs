@@ -9,6 +9,7 @@ use callsight_format::{
     RING_VERSION_STREAM, RingHeader, RingLayout, RingProcess,
 };
 
+use super::turn::Turn;
 use super::{
     BASE, LAYOUT, base, control, free_bits, header, layout, total_dropped, word32, word64, writer,
 };
@@ -168,35 +169,67 @@ fn open_or_create() -> Result<Mapped, &'static [u8]> {
     let mut path = Text::<300>::new();
     path.push(b"/dev/shm/").push(name);
     let Some(path) = path.terminated() else { return Err(b"its name is too long") };
-    for _ in 0..100 {
-        match Fd::open(path, O_RDWR | O_NOFOLLOW, 0) {
-            Ok(file) => return map_existing(&file),
-            Err(sys::ENOENT) if take_spare(path, name) => {}
-            Err(sys::ENOENT) => {
-                if let Some(mapped) = create(path)? {
-                    return Ok(mapped);
-                }
-            }
-            Err(_) => return Err(b"it cannot be opened"),
+    let (mut turn, mut made, mut no_room) = (Turn::of(name, asked_bytes()), 0, 0);
+    while made < 100 {
+        if let Some(mapped) = find(path, name)? {
+            return Ok(mapped);
         }
+        if !turn.is_ours() {
+            continue;
+        }
+        // Whoever had the turn before may have made it.
+        if let Some(mapped) = find(path, name)? {
+            return Ok(mapped);
+        }
+        made += 1;
+        match create(path) {
+            Ok(Some(mapped)) => return Ok(mapped),
+            // A drain that makes a spare one, or the maker of another ring, may be done in a moment.
+            Err(NO_ROOM) if no_room < 4 => no_room += 1,
+            Ok(None) => {}
+            Err(why) => return Err(why),
+        }
+        turn.end();
+        sys::sleep_ns(no_room * 2_000_000);
     }
     Err(b"it comes and goes")
 }
 
+/// The ring of this name where it is there, or could be made of a spare one.
+fn find(path: &[u8], name: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
+    if let Some(mapped) = open(path)? {
+        return Ok(Some(mapped));
+    }
+    take_spare(path, name);
+    // Another one may have taken it.
+    open(path)
+}
+
+fn open(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
+    match Fd::open(path, O_RDWR | O_NOFOLLOW, 0) {
+        Ok(file) => map_existing(&file).map(Some),
+        Err(sys::ENOENT) => Ok(None),
+        Err(_) => Err(b"it cannot be opened"),
+    }
+}
+
 /// Gives the spare ring that a waiting drain has made ([`RING_SPARE_PREFIX`]) the name `path`, if it is
 /// what this process would make: to make one takes milliseconds, because all of its memory has to be
-/// there. Whether it could be taken; what it holds is then checked like that of any other ring.
-fn take_spare(path: &[u8], name: &[u8]) -> bool {
+/// there. What it holds is then checked like that of any other ring.
+fn take_spare(path: &[u8], name: &[u8]) {
     let mut spare = Text::<320>::new();
     spare.push(b"/dev/shm/").push(RING_SPARE_PREFIX.as_bytes()).push(name);
-    let Some(spare) = spare.terminated() else { return false };
-    let Ok(file) = Fd::open(spare, O_RDWR | O_NOFOLLOW, 0) else { return false };
+    let Some(spare) = spare.terminated() else { return };
+    let Ok(file) = Fd::open(spare, O_RDWR | O_NOFOLLOW, 0) else { return };
     let whole = file.stat().is_ok_and(|stat| {
         let is_ours = stat.uid == sys::geteuid() && stat.mode & 0o077 == 0;
         // Without holes: a full /dev/shm must never meet a store.
         is_ours && stat.size == asked_bytes() && stat.blocks * 512 >= stat.size
     });
-    whole && sys::rename(spare, path).is_ok()
+    if whole {
+        // Where it fails another one was quicker.
+        let _ = sys::rename(spare, path);
+    }
 }
 
 /// Checks a ring that is already there.
@@ -256,6 +289,8 @@ fn map(file: &Fd, bytes: u64, align: usize) -> Result<usize, &'static [u8]> {
     Ok(base)
 }
 
+const NO_ROOM: &[u8] = b"/dev/shm has not enough room for it";
+
 /// Makes a ring under another name and gives it the right one when it is whole. `Ok(None)` when
 /// somebody else was quicker.
 fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
@@ -271,7 +306,7 @@ fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
         .map_err(|_| &b"it cannot be made in /dev/shm"[..])?;
     let made = file
         .reserve(0, bytes as usize)
-        .map_err(|_| &b"/dev/shm has not enough room for it"[..])
+        .map_err(|_| NO_ROOM)
         .and_then(|()| map(&file, bytes, page_align(&layout)));
     let named = made.map(|base| {
         initialise(base, &layout, config.ring_version);

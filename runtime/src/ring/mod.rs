@@ -74,6 +74,7 @@ macro_rules! field {
 
 // After the macro, which it uses.
 mod attach;
+mod turn;
 
 pub use attach::Mapped;
 pub use attach::{attach, detach, stream_words, write_origin, writers};

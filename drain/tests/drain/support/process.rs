@@ -4,6 +4,8 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Long enough for the slowest machine; only a drain that hangs gets there.
@@ -63,6 +65,8 @@ impl Drop for TestProcess {
 /// A running drain.
 pub struct Drain {
     child: Child,
+    said: Arc<Mutex<Vec<u8>>>,
+    listening: JoinHandle<()>,
 }
 
 impl Drain {
@@ -86,8 +90,22 @@ impl Drain {
                 Ok(())
             })
         };
-        let child = command.spawn().expect("start the drain");
-        Drain { child }
+        let mut child = command.spawn().expect("start the drain");
+        let mut errors = child.stderr.take().expect("piped");
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&said);
+        let listening = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let count @ 1.. = errors.read(&mut bytes).expect("read what it says") {
+                heard.lock().expect("no panic").extend_from_slice(&bytes[..count]);
+            }
+        });
+        Drain { child, said, listening }
+    }
+
+    /// What it has said so far.
+    pub fn said(&self) -> String {
+        String::from_utf8(self.said.lock().expect("no panic").clone()).expect("UTF-8")
     }
 
     pub fn pid(&self) -> u32 {
@@ -127,10 +145,10 @@ impl Drain {
             std::thread::sleep(Duration::from_millis(5));
         }
         let status = self.child.wait().expect("reap the drain");
-        let mut said = String::new();
-        let errors = self.child.stderr.as_mut().expect("piped");
-        errors.read_to_string(&mut said).expect("read what it said");
-        (status.code(), said)
+        while !self.listening.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (status.code(), self.said())
     }
 
     /// Waits for an end in order, all accounted for.

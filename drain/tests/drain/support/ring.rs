@@ -201,6 +201,9 @@ pub struct Writer<'ring> {
     page: Option<u32>,
     next_slot: u32,
     ts: u64,
+    /// Number of the first record of its thread, and what the slot had dropped before.
+    begin: u64,
+    begin_lost: u64,
     /// Whether it keeps a full page until it has the next one, as some writers do.
     pub keeps_full_page: bool,
     /// Whether it tells its losses at the head of its next page, as the runtime's writers do.
@@ -225,6 +228,8 @@ impl<'ring> Writer<'ring> {
             page: None,
             next_slot: 0,
             ts: 1000,
+            begin: 0,
+            begin_lost: 0,
             keeps_full_page: false,
             tells_losses: false,
         }
@@ -281,17 +286,30 @@ impl<'ring> Writer<'ring> {
         let in_page = self.page.map_or(0, |_| u64::from(self.next_slot));
         let first = self.stored().load(Relaxed) + self.lost() + in_page;
         self.ring.u64(at + offset_of!(PageHeader, first)).store(first, Relaxed);
+        self.ring.u64(at + offset_of!(PageHeader, begin)).store(self.begin, Relaxed);
+        self.ring.u64(at + offset_of!(PageHeader, begin_lost)).store(self.begin_lost, Relaxed);
         self.ring.u32(at + offset_of!(PageHeader, pid)).store(self.process.pid, Release);
     }
 
     /// Leaves the page it is in.
     pub fn retire(&mut self) {
         let Some(page) = self.page.take() else { return };
+        self.stored().fetch_add(u64::from(self.next_slot), AcqRel);
         let owner = self.ring.u64(self.ring.page(page) + offset_of!(PageHeader, owner));
         owner.fetch_or(PAGE_RETIRED, AcqRel);
-        self.stored().fetch_add(u64::from(self.next_slot), AcqRel);
         let current = writer_at(self.slot) + offset_of!(RingWriter, page);
         self.ring.u32(current).store(0, Release);
+    }
+
+    /// Its thread has ended, and thread `tid` has its slot from now on.
+    pub fn hand_over(&mut self, tid: u32) {
+        self.retire();
+        let lost = self.lost();
+        let begin = self.stored().load(Relaxed) + lost;
+        (self.begin, self.begin_lost, self.tid) = (begin, lost, tid);
+        self.field(offset_of!(RingWriter, begin)).store(begin, Relaxed);
+        let tid_at = writer_at(self.slot) + offset_of!(RingWriter, tid);
+        self.ring.u32(tid_at).store(tid, Release);
     }
 
     /// Takes the next slot without storing; `None` (and a drop) when there is no page for it.
