@@ -7,8 +7,10 @@ use callsight_build::{ARCHIVE_NAME, Allowed, OBJECT_NAME, Recipe, Runtime, gnu_t
 
 /// What the runtime looks for in a program, and does without where it is missing; and what it has
 /// to notice: a module that is unloaded, a thread that gives up its clock.
-const ALLOWED: Allowed =
-    Allowed { asks: &["dlsym", "environ", "__errno_location"], replaces: &["dlclose", "prctl"] };
+const ALLOWED: Allowed = Allowed {
+    asks: &["dlsym", "environ", "__errno_location"],
+    replaces: &["dlclose", "prctl", "syscall"],
+};
 /// Whose change changes the runtime.
 const SOURCES: [&str; 5] =
     ["runtime/src", "runtime/shell", "runtime/format/src", "Cargo.toml", "Cargo.lock"];

@@ -122,8 +122,9 @@ impl Stream {
     /// A note of losses came.
     pub fn told(&mut self, loss: &LossNote) {
         if let Some(cause) = Cause::from_number(loss.cause) {
+            // Below zero where a note takes back what one before it told twice; see `survey`.
             let sum = &mut self.told[cause as usize];
-            *sum = sum.saturating_add(loss.events);
+            *sum = sum.saturating_add_signed(loss.events.cast_signed());
         }
     }
 

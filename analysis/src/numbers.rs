@@ -94,7 +94,9 @@ impl Life {
 /// See the file's first lines.
 #[derive(Default)]
 pub struct Numbers {
-    lives: FxHashMap<WriterId, Life>,
+    /// A program that replaces itself (`exec`) begins another life of the same writer.
+    lives: FxHashMap<WriterId, Vec<Life>>,
+    life_count: usize,
     streams: Vec<Stream>,
     by_id: FxHashMap<[u8; STREAM_ID_BYTES], usize>,
     by_file: FxHashMap<u32, usize>,
@@ -220,28 +222,31 @@ impl Numbers {
     /// Whether a block with nothing but notes of the drain tells losses behind the last record of
     /// its writer: there may be no later block of it.
     fn is_behind_life(&self, block: &BlockHeader) -> bool {
-        let known = self.lives.get(&WriterId::of(block));
-        let is_of_it = |life: &Life| {
+        let lives = self.lives.get(&WriterId::of(block)).map_or(&[][..], Vec::as_slice);
+        let is_of_it = |at: usize| {
+            let life = &lives[at];
             life.begun.is_none_or(|begun| begun <= block.first_ts)
                 && life.next <= block.first
                 && life.lost_total < block.lost_total
         };
-        block.first > 0 && block.lost_total > 0 && known.is_none_or(is_of_it)
+        block.first > 0
+            && block.lost_total > 0
+            && life_of(lives, block, self.current).map_or(lives.is_empty(), is_of_it)
     }
 
     fn place_in_life(&mut self, block: &BlockHeader, torn: u64) -> Placed {
-        let id = WriterId::of(block);
-        let most = self.lives.len() >= MOST_WRITERS;
-        let life = match self.lives.entry(id) {
-            Entry::Occupied(life) => life.into_mut(),
-            Entry::Vacant(_) if most => return Placed::default(),
-            Entry::Vacant(life) => life.insert(Life { stream: usize::MAX, ..Life::default() }),
-        };
-        let fresh = life.stream == usize::MAX || begins_anew(life, block, self.current);
-        if fresh {
-            self.ledger.add_told_by_block(life.lost_here(), life.others_here());
-            *life = Life::default();
+        let lives = self.lives.entry(WriterId::of(block)).or_default();
+        let known = life_of(lives, block, self.current);
+        let fresh = known.is_none();
+        if fresh && self.life_count >= MOST_WRITERS {
+            return Placed::default();
         }
+        let at = known.unwrap_or_else(|| {
+            self.life_count += 1;
+            lives.push(Life { stream: usize::MAX, ..Life::default() });
+            lives.len() - 1
+        });
+        let life = &mut lives[at];
         let goes_on = if fresh { self.current == 0 } else { life.stream == self.current };
         life.stream = self.current;
         if block.first == 0 {
@@ -306,7 +311,7 @@ impl Numbers {
     /// The sums, once all chunks of a group were seen.
     pub fn finish(self) -> Ledger {
         let mut ledger = self.ledger;
-        for life in self.lives.into_values() {
+        for life in self.lives.into_values().flatten() {
             ledger.add_told_by_block(life.lost_here(), life.others_here());
         }
         ledger.taken_before = self.streams.first().map_or(0, |stream| stream.taken);
@@ -332,14 +337,18 @@ impl Numbers {
     }
 }
 
-/// Whether a block begins another life of a thread id. Within a stream the numbers of a life only
-/// grow, and no record is sent twice but in a block of the same number; a drain that goes on for
-/// another one may begin with what that one has sent, in any number of blocks.
-fn begins_anew(life: &Life, block: &BlockHeader, stream: usize) -> bool {
-    let same_start = life.begun.is_none_or(|ts| ts == block.first_ts);
-    match block.first {
-        0 if life.stream == stream => life.sent > 0,
-        0 => !same_start,
-        first => first < life.sent && life.stream == stream,
+/// The life that a block is of; `None` for another one than these, which stand as they were met. Within
+/// a stream the numbers of a life only grow, and no record is sent twice but in a block of the same
+/// number; a drain that goes on for another one may begin with what that one has sent, in any number of
+/// blocks, and with lives that were over by then.
+fn life_of(lives: &[Life], block: &BlockHeader, stream: usize) -> Option<usize> {
+    let is_sent = |life: &Life| life.stream == stream && life.sent > 0;
+    if block.first == 0 {
+        let same_start = |life: &Life| life.begun.is_none_or(|ts| ts == block.first_ts);
+        return lives.iter().rposition(|life| same_start(life) && !is_sent(life));
     }
+    let is_begun = |life: &Life| life.begun.is_none_or(|ts| ts <= block.first_ts);
+    let at = lives.iter().rposition(is_begun).or(lives.len().checked_sub(1))?;
+    let begins_anew = block.first < lives[at].sent && lives[at].stream == stream;
+    (!begins_anew).then_some(at)
 }

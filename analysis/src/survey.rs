@@ -348,7 +348,8 @@ impl Surveyor {
             Some(cause) => &mut self.survey.losses[cause as usize],
             None => &mut self.survey.other_losses,
         };
-        *count = count.saturating_add(note.events);
+        // Writers up to 0.1 could tell a loss twice, and take it back in their next note, below zero.
+        *count = count.saturating_add_signed(note.events.cast_signed());
         if tid == 0 {
             self.survey.stray_losses = self.survey.stray_losses.saturating_add(note.events);
         }

@@ -7,7 +7,7 @@ mod common;
 mod packer;
 
 use callsight_analysis::Report;
-use callsight_format::{ByteOrder, Cause, END_STOPPED, Origin, StopReason};
+use callsight_format::{ByteOrder, Cause, END_STOPPED, Event, Origin, StopReason};
 use chunks::*;
 use common::*;
 
@@ -518,6 +518,30 @@ fn what_drains_tell_last_of_a_writer_needs_no_other_note() {
     assert_eq!((report.losses["full"], report.losses["unacked"]), (90, on_the_way));
     let delivered = born.len() as u64;
     assert_eq!(identity(&report), (writer.next, delivered, 90 + on_the_way, 0));
+}
+
+#[test]
+fn a_program_that_replaced_itself_has_its_calls_once_whoever_sends_them_again() {
+    let images: Vec<Vec<Event>> = [0, 500]
+        .map(|ts| [birth(7, 7, ts), calls(7, ts + 100, "enter a, exit a, enter b")].concat())
+        .to_vec();
+    let send = |sender: &mut Sender| {
+        for records in &images {
+            // Exec keeps the ids of process and thread, and numbers begin again.
+            sender.block(&mut Writer::new(7, 7), records, &[]);
+        }
+    };
+    let mut first = Sender::new(1);
+    send(&mut first);
+    let all: u64 = first.records.iter().sum();
+    let once = report_of(&[first.file(1)]);
+    // The first drain was killed before it gave anything back; the second goes on for it.
+    let mut second = Sender::new(2);
+    send(&mut second);
+    second.end(all, &[]);
+    let report = report_of(&[first.file(1), second.file(2)]);
+    assert_eq!((rows(&report), report.identity.repeated), (rows(&once), all));
+    assert_eq!(identity(&report), (all, all, 0, 0), "{:?}", report.notices);
 }
 
 #[test]

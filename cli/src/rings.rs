@@ -74,6 +74,8 @@ struct Listed {
     name: String,
     bytes: u64,
     abandoned: bool,
+    /// It is for processes of another pid namespace.
+    is_foreign: bool,
     what: What,
 }
 
@@ -90,12 +92,14 @@ fn look(found: &Found) -> Listed {
             name: unborn.name(),
             bytes: unborn.bytes,
             abandoned: unborn.is_abandoned,
+            is_foreign: unborn.is_foreign,
             what: What::Unborn { maker: unborn.maker, is_spare: unborn.is_spare },
         },
         Found::Damaged { name, bytes, error } => Listed {
             name: name.clone(),
             bytes: *bytes,
             abandoned: false,
+            is_foreign: false,
             what: What::Unusable { why: error.to_string() },
         },
     }
@@ -106,7 +110,8 @@ fn look_at_ring(ring: &RingFile) -> Listed {
         Ok(state) => (ring.is_abandoned(&state), What::Ring(state)),
         Err(error) => (false, What::Unusable { why: error.to_string() }),
     };
-    Listed { name: ring.name(), bytes: ring.bytes(), abandoned, what }
+    let is_foreign = ring.is_foreign();
+    Listed { name: ring.name(), bytes: ring.bytes(), abandoned, is_foreign, what }
 }
 
 fn command_name(state: &RingState) -> &'static str {
@@ -124,7 +129,7 @@ fn write_text(out: &mut impl Write, listed: &Listed) -> io::Result<()> {
             writeln!(out, "{name}: {size}, made in advance by the drain {maker}")?;
         }
         What::Unborn { maker, is_spare: false } => {
-            writeln!(out, "{name}: {size}, not yet named by its maker, process {maker}")?;
+            writeln!(out, "{name}: {size}, not yet named by its maker{}", process_text(*maker))?;
         }
         What::Unusable { why } => writeln!(out, "{name}: {size}, unusable: {why}")?,
         What::Ring(state) => {
@@ -145,14 +150,30 @@ fn write_text(out: &mut impl Write, listed: &Listed) -> io::Result<()> {
     if listed.abandoned {
         writeln!(out, "    abandoned: `callsight rings --remove` removes it")?;
     }
+    if listed.is_foreign {
+        writeln!(
+            out,
+            "    of another pid namespace, as of another container: look at it there; \
+             `callsight rings --remove {name}` removes it if nobody seen from here has it"
+        )?;
+    }
     Ok(())
+}
+
+/// Numbers behind the largest pid are of no process: those of makers in other pid namespaces.
+fn process_text(maker: u32) -> String {
+    match maker {
+        0..=4_194_304 => format!(", process {maker}"),
+        _ => String::new(),
+    }
 }
 
 fn member_text(member: &Member) -> String {
     let life = match (member.is_alive, member.is_attached) {
-        (false, _) => "dead",
-        (true, true) => "alive",
-        (true, false) => "alive, done recording",
+        (None, _) => "elsewhere",
+        (Some(false), _) => "dead",
+        (Some(true), true) => "alive",
+        (Some(true), false) => "alive, done recording",
     };
     match member.executable() {
         Some(path) => {
@@ -182,6 +203,7 @@ fn as_json(listed: &Listed) -> Value {
         "name": listed.name,
         "bytes": listed.bytes,
         "abandoned": listed.abandoned,
+        "foreign": listed.is_foreign,
     });
     let more = match &listed.what {
         What::Unborn { maker, is_spare } => {
@@ -219,7 +241,7 @@ fn member_json(member: &Member) -> Value {
 /// Removes what is abandoned; of `names`, where there are any, each has to be there and go.
 fn remove(found: &[Found], names: &[String]) -> anyhow::Result<ExitCode> {
     let removed: Vec<_> = match names {
-        [] => found.iter().map(remove_found).collect(),
+        [] => found.iter().map(|found| remove_found(found, false)).collect(),
         // Each of them once.
         _ => BTreeSet::from_iter(names).into_iter().map(|name| remove_named(found, name)).collect(),
     };
@@ -232,12 +254,12 @@ fn remove(found: &[Found], names: &[String]) -> anyhow::Result<ExitCode> {
 fn remove_named(found: &[Found], name: &str) -> anyhow::Result<()> {
     let Some(found) = found.iter().find(|found| is_named(found, name)) else {
         // No ring of ours, or none at all; whoever opens it says why.
-        return remove_ring(&RingFile::open(name)?);
+        return remove_ring(&RingFile::open(name)?, true);
     };
     if let Found::Damaged { error, .. } = found {
         bail!("remove the ring {}: {error}", in_one_line(name));
     }
-    remove_found(found)?;
+    remove_found(found, true)?;
     let left = rings_here().context("look for rings in /dev/shm")?;
     ensure!(
         !left.iter().any(|left| is_named(left, name)),
@@ -247,10 +269,13 @@ fn remove_named(found: &[Found], name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn remove_found(found: &Found) -> anyhow::Result<()> {
+fn remove_found(found: &Found, is_named: bool) -> anyhow::Result<()> {
     match found {
-        Found::Ring(ring) => remove_ring(ring),
+        Found::Ring(ring) => remove_ring(ring, is_named),
         Found::Unborn(unborn) if unborn.is_abandoned => remove_unborn(unborn),
+        Found::Unborn(unborn) if is_named && unborn.is_foreign && unborn.is_let_go() => {
+            remove_unborn(unborn)
+        }
         Found::Unborn(_) | Found::Damaged { .. } => Ok(()),
     }
 }
@@ -264,20 +289,28 @@ fn remove_unborn(unborn: &Unborn) -> anyhow::Result<()> {
     unborn.remove().with_context(|| format!("remove the ring {}", in_one_line(&name)))?;
     let what = if unborn.is_spare { "used" } else { "named" };
     say(&format!(
-        "removed {name}: its maker, process {}, ended before it was {what}",
-        unborn.maker
+        "removed {name}: its maker{} ended before it was {what}",
+        process_text(unborn.maker)
     ));
     Ok(())
 }
 
-fn remove_ring(ring: &RingFile) -> anyhow::Result<()> {
+/// One of another pid namespace goes where it is named and nobody who can be seen has it.
+fn remove_ring(ring: &RingFile, is_named: bool) -> anyhow::Result<()> {
     let state = ring.state()?;
-    if !ring.is_abandoned(&state) || !ring.lock_out_drains() {
+    let is_over = match ring.is_foreign() {
+        true => is_named && ring.mapped_by().is_empty(),
+        false => ring.is_abandoned(&state),
+    };
+    if !is_over || !ring.lock_out_drains() {
         return Ok(());
     }
     // A process may be coming to it just now: under the ring's lock it is either seen, or finds
     // the ring finished and makes a new one.
-    let is_used = || ring.state().map_or(true, |state| state.is_used());
+    let is_used = || match ring.is_foreign() {
+        true => !ring.mapped_by().is_empty(),
+        false => ring.state().map_or(true, |state| state.is_used()),
+    };
     let is_closed = match ring.version() {
         RING_VERSION => words(ring)?.close_unless(is_used),
         _ => !is_used(),

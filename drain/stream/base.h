@@ -25,6 +25,10 @@
  * many of them inside one another are looked for in a page that is still written. */
 #define NESTED_HOOKS 8
 
+#define FOREIGN                                                                                  \
+    "it is of another pid namespace, as of another container: run trace_stream there, or share " \
+    "the namespace"
+
 #define EVENT_BYTES CALLSIGHT_EVENT_BYTES
 #define PAGE_START CALLSIGHT_PAGE_HEADER_BYTES
 #define MAX_SLOTS (2 * CALLSIGHT_RING_MAX_PAGES)
@@ -251,6 +255,39 @@ static int read_process_stat(uint32_t pid, struct process_stat *stat)
         }
     }
     return 0;
+}
+
+/* The pid namespace we are in: inode of /proc/self/ns/pid; 0 where there is no /proc. */
+static uint64_t own_namespace(void)
+{
+    char link[64];
+    uint64_t number = 0;
+    ssize_t count = readlink("/proc/self/ns/pid", link, sizeof link - 1);
+    link[count > 0 ? count : 0] = 0;
+    return sscanf(link, "pid:[%" SCNu64 "]", &number) == 1 ? number : 0;
+}
+
+/* Whether /proc is that of another pid namespace: it says nothing of the pids that we know. */
+static int proc_is_anothers(void)
+{
+    char shown[16];
+    ssize_t count = readlink("/proc/self", shown, sizeof shown - 1);
+    shown[count > 0 ? count : 0] = 0;
+    if (count >= 0 || errno != ENOENT)
+        return count >= 0 && strtol(shown, NULL, 10) != (long)getpid();
+    /* In a namespace that it does not show we have no number, but the link is there. */
+    int link = open("/proc/self", O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (link >= 0)
+        close(link);
+    return link >= 0;
+}
+
+/* Whether what was made in this pid namespace is for others than us: pids tell the living from the
+ * dead in one only. 0 is one that is not known. */
+static int is_foreign(uint64_t made_in)
+{
+    uint64_t own = own_namespace();
+    return made_in != 0 && own != 0 && made_in != own;
 }
 
 /* `start` 0 means that it is not known. */

@@ -32,7 +32,9 @@ static void page_meet(struct pool *pool, uint32_t index, uint32_t pid)
     page->begin_lost = header.begin_lost;
     page->read = header.read;
     page->stuck_at = page->torn = 0;
-    page->last_ts = 0;
+    /* Of what another drain has read, too: a note behind it must not seem to be older. */
+    page->last_ts = page->read > PAGE_START
+                        ? slot_ts(page_bytes_at(pool, index) + page->read - EVENT_BYTES) : 0;
     memcpy(page->lost_before, header.lost_before, sizeof page->lost_before);
     const struct slot *slot = &pool->slots[page->slot];
     if (page->first != 0

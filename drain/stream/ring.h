@@ -95,6 +95,8 @@ static void ring_check_pages(struct ring *ring)
         || control.slot_count != ring->layout.slot_count
         || control.pages_offset != ring->layout.pages_offset)
         ring_refuse(ring, "its header is damaged: its sizes contradict each other");
+    if (is_foreign(control.pid_namespace))
+        ring_refuse(ring, FOREIGN);
 }
 
 /* Whether the header is whole; refuses what is wrong in it. 0 when it is not yet written. */
@@ -156,6 +158,9 @@ static int ring_wait(struct ring *ring)
 {
     uint64_t half_made_since = 0;
     int said = 0;
+    if (proc_is_anothers())
+        ring_refuse(ring, "/proc is that of another pid namespace, and would tell the dead for the "
+                    "living: mount one of this namespace (as `unshare --mount-proc` does)");
     for (; !stop_asked; nap(5 * MS)) {
         int there = ring_open(ring);
         if (there && ring_check(ring)) {

@@ -41,14 +41,17 @@ static struct layout layout_of(uint64_t asked)
 
 struct spare {
     char path[sizeof SPARE_PREFIX + NAME_MAX]; /* empty where there is none of ours */
+    int file; /* locked, which ends with us: those who cannot see our pid see that we wait */
 };
 
 static struct spare spare;
 
 static void spare_remove(void)
 {
-    if (spare.path[0] != 0)
-        unlink(spare.path);
+    if (spare.path[0] == 0)
+        return;
+    unlink(spare.path);
+    close(spare.file);
     spare.path[0] = 0;
 }
 
@@ -57,8 +60,15 @@ static void spare_name(char *path, const char *ring_path)
     snprintf(path, sizeof spare.path, SPARE_PREFIX "%s", strrchr(ring_path, '/') + 1);
 }
 
-/* Removes the spare of this ring that a drain left which was killed. */
-static void spare_remove_left(const char *ring_path)
+static int spare_is_left(int file, const struct callsight_ring_control *control)
+{
+    return is_foreign(control->pid_namespace) ? flock(file, LOCK_EX | LOCK_NB) == 0
+                                              : !is_alive_now(control->spare_maker, 0);
+}
+
+/* Removes the spare of this ring that a drain left which was killed; 0 where there is one that a drain
+ * of another pid namespace waits with. */
+static int spare_remove_left(const char *ring_path)
 {
     char path[sizeof spare.path];
     struct callsight_ring_control control;
@@ -66,13 +76,15 @@ static void spare_remove_left(const char *ring_path)
     spare_name(path, ring_path);
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0)
-        return;
+        return 1;
     int is_ours = fstat(file, &stat) == 0 && S_ISREG(stat.st_mode) && stat.st_uid == geteuid()
                   && pread(file, &control, sizeof control, CALLSIGHT_RING_CONTROL_OFFSET)
                          == (ssize_t)sizeof control;
-    close(file);
-    if (is_ours && strcmp(path, spare.path) != 0 && !is_alive_now(control.spare_maker, 0))
+    int is_left = is_ours && strcmp(path, spare.path) != 0 && spare_is_left(file, &control);
+    if (is_left)
         unlink(path);
+    close(file);
+    return is_left || !is_ours || !is_foreign(control.pid_namespace);
 }
 
 static void spare_fill(unsigned char *map, const struct layout *layout)
@@ -89,26 +101,34 @@ static void spare_fill(unsigned char *map, const struct layout *layout)
     control->pages_offset = layout->pages_offset;
     control->command = CALLSIGHT_COMMAND_RECORD;
     control->spare_maker = (uint32_t)getpid();
+    control->pid_namespace = own_namespace();
     for (uint32_t page = 0; page < layout->page_count; page++)
         free_bits[page / 64] |= 1ull << page % 64;
 }
 
-/* A file of `bytes` that has all its memory, filled as an empty ring; 0 where that cannot be had. */
-static int spare_write(const char *path, const struct layout *layout)
+/* Gives the file all its memory, filled as an empty ring; 0 where that cannot be had. */
+static int spare_write(int file, const struct layout *layout)
 {
     size_t bytes = (size_t)layout->total_bytes;
     void *map = MAP_FAILED;
-    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (file >= 0 && bytes == layout->total_bytes
-        && posix_fallocate(file, 0, (off_t)layout->total_bytes) == 0)
+    if (bytes == layout->total_bytes && posix_fallocate(file, 0, (off_t)layout->total_bytes) == 0)
         map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (file >= 0)
-        close(file);
     if (map == MAP_FAILED)
         return 0;
     spare_fill(map, layout);
     munmap(map, bytes);
     return 1;
+}
+
+/* By what number a ring is named that we are making: those of other pid namespaces with our pid, as each
+ * container has a process 1, make theirs at the same time. */
+static uint32_t unborn_number(void)
+{
+    const uint32_t behind_pids = 4194305, count = 4000000000;
+    uint64_t namespace_number = own_namespace(), pid = (uint64_t)getpid();
+    if (namespace_number == 0 || namespace_number == CALLSIGHT_FIRST_PID_NAMESPACE)
+        return (uint32_t)pid;
+    return behind_pids + (uint32_t)((namespace_number * 0x9e3779b97f4a7c15 + pid) % count);
 }
 
 /* Makes a spare for the ring that is waited for, of the size that TRACE_SHM_SIZE asks for here. One
@@ -119,17 +139,25 @@ static void spare_make(const char *ring_path)
     struct layout layout = layout_of(asked != NULL ? strtoull(asked, NULL, 10) : 0);
     struct statvfs room;
     char path[sizeof spare.path], unborn[64];
-    spare_remove_left(ring_path);
+    if (!spare_remove_left(ring_path))
+        fail(EXIT_REFUSED, "wait for the ring %s: another trace_stream does, and " FOREIGN, ring_path);
     /* It must not take the room from a ring of another size, that the process makes itself. */
     if (statvfs("/dev/shm", &room) != 0
         || room.f_bavail < 4 * layout.total_bytes / (room.f_frsize != 0 ? room.f_frsize : 1))
         return;
     spare_name(path, ring_path);
-    snprintf(unborn, sizeof unborn, "/dev/shm/" CALLSIGHT_RING_UNBORN_PREFIX "%d", (int)getpid());
+    snprintf(unborn, sizeof unborn, "/dev/shm/" CALLSIGHT_RING_UNBORN_PREFIX "%" PRIu32,
+             unborn_number());
     unlink(unborn);
+    spare.file = open(unborn, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (spare.file < 0)
+        return;
     /* Named when it is whole. Where there is one already another drain waits for the same ring, and
      * that one will do. */
-    if (spare_write(unborn, &layout) && link(unborn, path) == 0)
+    if (flock(spare.file, LOCK_EX | LOCK_NB) == 0 && spare_write(spare.file, &layout)
+        && link(unborn, path) == 0)
         memcpy(spare.path, path, sizeof path);
+    else
+        close(spare.file);
     unlink(unborn);
 }

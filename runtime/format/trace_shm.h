@@ -395,6 +395,11 @@
 #define CALLSIGHT_GREETING_BYTES 16
 
 /*
+ Inode of the pid namespace that a machine starts with: [`RingControl::pid_namespace`].
+ */
+#define CALLSIGHT_FIRST_PID_NAMESPACE 4026531836
+
+/*
  The ring of pages.
  */
 #define CALLSIGHT_RING_VERSION 3
@@ -1188,9 +1193,13 @@ struct callsight_ring_control {
    */
   uint32_t pad;
   /*
+   The pid namespace of whoever made it: inode of `/proc/self/ns/pid`; 0 where it is not known.
+   */
+  uint64_t pid_namespace;
+  /*
    0.
    */
-  uint64_t reserved[5];
+  uint64_t reserved[4];
 };
 
 /*

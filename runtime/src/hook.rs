@@ -16,7 +16,7 @@ use crate::threads::{self, UNWANTED};
 #[cfg(not(target_arch = "x86_64"))]
 use crate::window::put;
 use crate::window::{count_loss, late, meta, store};
-use crate::{arch, clock, sandbox, summary};
+use crate::{arch, clock, filter, sandbox, summary};
 
 arch::hook! {
     /// Called on entry of every function with hooks.
@@ -107,6 +107,9 @@ unsafe fn aside(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
 #[inline(never)]
 pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
     if !process::ensure_ready() || process::is_off() {
+        if filter::forbids(filter::BEGIN) && !process::is_off() {
+            process::count_unbegun();
+        }
         return;
     }
     if process::is_paused() {
@@ -119,6 +122,9 @@ pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_poi
         return sandbox::count_loss(thread, kind);
     }
     if !thread.is_of(process::generation()) {
+        if filter::forbids(filter::BEGIN) {
+            return process::count_unbegun();
+        }
         start_thread(thread);
     }
     if thread.flags & UNWANTED != 0 && !has_become_wanted(thread) {

@@ -16,6 +16,7 @@ mod bytes;
 mod clock;
 mod config;
 mod file;
+mod filter;
 mod guard;
 mod hook;
 mod modules;

@@ -11,9 +11,9 @@ use callsight_format::{
     StopReason, note_records, note_words,
 };
 
+use crate::bytes::Shared;
 use crate::modules::{self, Change, Module};
-use crate::process;
-use crate::sys;
+use crate::{filter, process, sys};
 
 /// Stores one record of a note; `false` when there is no room.
 pub type Put<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
@@ -91,6 +91,9 @@ pub fn process(again: Again, put: Put) -> bool {
 /// The calling thread's name.
 pub fn thread_name(put: Put) -> bool {
     let name = sys::thread_name();
+    if filter::forbids(filter::NAME) {
+        return true;
+    }
     let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     write(NOTE_THREAD_NAME, [name.get(..len).unwrap_or(&[]), &[], &[]], put)
 }
@@ -98,6 +101,9 @@ pub fn thread_name(put: Put) -> bool {
 /// The modules mapped now, all or what changed since the last look. `false` when not all fit;
 /// what was not told then is told with the next `all`.
 pub fn modules(all: bool, put: Put) -> bool {
+    if filter::forbids(filter::LOOK) {
+        return !all || kept_modules(put);
+    }
     let mut fitted = true;
     modules::scan(all, |change| {
         fitted = fitted && tell(&change, put);
@@ -108,17 +114,69 @@ pub fn modules(all: bool, put: Put) -> bool {
     fitted
 }
 
+/// Notes of the modules, each behind its length, for when `/proc` may not be looked at any more. The
+/// modules themselves may be gone by then.
+struct KeptModules {
+    bytes: [u8; KEPT_BYTES],
+    len: usize,
+}
+
+const KEPT_BYTES: usize = 64 << 10;
+static KEPT: Shared<KeptModules> = Shared::new(KeptModules { bytes: [0; KEPT_BYTES], len: 0 });
+
+/// Keeps the notes of what is mapped now; what of it has no room has no names then. Called before the
+/// program sets a filter.
+pub fn keep_modules() {
+    if filter::forbids(filter::LOOK) {
+        return;
+    }
+    // SAFETY: read where a filter forbids to look, which keeps this from being written again; two
+    // threads that set the first one at once would be odd, and cost names.
+    let KeptModules { bytes, len } = unsafe { &mut *KEPT.get() };
+    *len = 0;
+    modules::scan(true, |change| {
+        let Change::Loaded(module, path) = change else { return };
+        let note = note_of(module);
+        let parts = [&note.head()[..], note.build_id, path];
+        let length = parts.iter().map(|part| part.len()).sum::<usize>().min(NOTE_MAX_BYTES);
+        let Some(place) = bytes.get_mut(*len..*len + 2 + length) else { return };
+        let content = parts.into_iter().flatten();
+        let content = (length as u16).to_le_bytes().into_iter().chain(content.copied());
+        place.iter_mut().zip(content).for_each(|(place, byte)| *place = byte);
+        *len += 2 + length;
+    });
+}
+
+fn kept_modules(put: Put) -> bool {
+    // SAFETY: as above.
+    let KeptModules { bytes, len } = unsafe { &*KEPT.get() };
+    let mut rest = bytes.get(..*len).unwrap_or(&[]);
+    while let [low, high, behind @ ..] = rest {
+        let length = usize::from(u16::from_le_bytes([*low, *high])).min(behind.len());
+        let (note, next) = behind.split_at(length);
+        if !write(NOTE_MODULE, [note, &[], &[]], put) {
+            return false;
+        }
+        rest = next;
+    }
+    true
+}
+
+fn note_of(module: &Module) -> ModuleNote<'_> {
+    ModuleNote {
+        base: module.base as u64,
+        size: module.size as u64,
+        bias: module.bias as u64,
+        build_id: module.build_id(),
+        path: &[],
+    }
+}
+
 /// What a change of the module map looks like as records.
 fn tell(change: &Change, put: Put) -> bool {
     match change {
         Change::Loaded(module, path) => {
-            let note = ModuleNote {
-                base: module.base as u64,
-                size: module.size as u64,
-                bias: module.bias as u64,
-                build_id: module.build_id(),
-                path: &[],
-            };
+            let note = note_of(module);
             write(NOTE_MODULE, [&note.head(), note.build_id, path], put)
         }
         Change::Gone(module) => {
@@ -151,6 +209,14 @@ pub fn loss(note: &LossNote, put: Put) -> bool {
     write(NOTE_LOSS, [&note.to_bytes(), &[], &[]], put)
 }
 
+/// Fills the places of a loss note, perhaps with none.
+pub fn loss_or_padding(note: Option<&LossNote>, put: Put) {
+    match note {
+        Some(note) => loss(note, put),
+        None => (0..LOSS_RECORDS).all(|_| put(PADDING.0, PADDING.1)),
+    };
+}
+
 /// `call_site` of the first record of a loss note: it alone holds the count, so that a count can
 /// be raised in place with one store.
 pub fn loss_count_word(note: &LossNote) -> u64 {
@@ -162,6 +228,9 @@ pub fn loss_count_word(note: &LossNote) -> u64 {
     })
     .1
 }
+
+/// What [`loss_count_word`] grows by with each event.
+pub const ONE_LOST: u64 = 1 << 16;
 
 /// The words of a record that fills an unused slot.
 pub const PADDING: (u64, u64) = (NOTE_PADDING, 0);

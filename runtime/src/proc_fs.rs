@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use crate::bytes::{self, Shared, Text};
-use crate::sys::{Fd, O_RDONLY};
+use crate::sys::{self, Fd, O_NOFOLLOW, O_PATH, O_RDONLY};
 
 /// Longest line or variable that is looked at; longer ones are skipped.
 const ITEM_BYTES: usize = 8192;
@@ -111,6 +111,25 @@ impl Stat {
         let start = bytes::number(fields.nth(1)?)?;
         Some(Stat { start, has_ended: is_zombie && threads <= 1 })
     }
+}
+
+/// The pid namespace of this process, `pid` in it: inode of `/proc/self/ns/pid`, 0 where nobody says.
+/// `None` where `/proc` is that of another one: what it says of a pid is of another process.
+pub fn pid_namespace(pid: u32) -> Option<u64> {
+    let mut shown = [0; 16];
+    match sys::read_link(b"/proc/self\0", &mut shown) {
+        Ok(len) if shown.get(..len).and_then(bytes::number) != Some(u64::from(pid)) => None,
+        Ok(_) => Some(own_namespace().unwrap_or(0)),
+        // In a namespace that it does not show we have no number, but the link is there.
+        Err(sys::ENOENT) if Fd::open(b"/proc/self\0", O_PATH | O_NOFOLLOW, 0).is_ok() => None,
+        Err(_) => Some(0),
+    }
+}
+
+fn own_namespace() -> Option<u64> {
+    let mut link = [0; 32];
+    let len = sys::read_link(b"/proc/self/ns/pid\0", &mut link).ok()?;
+    bytes::number(link.get(..len)?.strip_prefix(b"pid:[")?.strip_suffix(b"]")?)
 }
 
 /// One line of `/proc/self/maps` that names a file.

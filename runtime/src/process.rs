@@ -11,14 +11,14 @@
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-use callsight_format::{COMMAND_PAUSE, PROCESS_FORKED, StopReason};
+use callsight_format::{COMMAND_PAUSE, Cause, PROCESS_FORKED, StopReason};
 
 use crate::arch;
 use crate::bytes::{Shared, Text};
 use crate::sys::{self, SignalsBlocked};
 use crate::{
-    clock, config, file, hook, modules, notes, proc_fs, recorder, ring, sandbox, stream, summary,
-    threads,
+    clock, config, file, filter, hook, modules, notes, proc_fs, recorder, ring, sandbox, stream,
+    summary, threads,
 };
 
 /// What the hot path looks at, alone on a page of its own.
@@ -218,8 +218,10 @@ fn get_ready() -> bool {
     loop {
         match PAGE.phase.load(Acquire) {
             READY => return true,
+            UNKNOWN if filter::forbids(filter::BEGIN) => return false,
             UNKNOWN => {
-                if arch::thread_pointer() == 0 {
+                // A forked child has one: hooks of its parent have used it.
+                if GENERATION.load(Relaxed) == 0 && arch::thread_pointer() == 0 {
                     EARLY_EVENTS.fetch_add(1, Relaxed);
                     return false;
                 }
@@ -237,6 +239,15 @@ fn get_ready() -> bool {
             }
             _ => sys::yield_now(),
         }
+    }
+}
+
+/// Counts an event of a process or thread that may not even ask who it is; see [`filter`].
+pub fn count_unbegun() {
+    match sink() {
+        Sink::Ring => ring::count_unattached(),
+        Sink::File => file::count_shared_loss(Cause::NoSlot),
+        Sink::Stream | Sink::Summary => {}
     }
 }
 
@@ -273,7 +284,7 @@ fn set_up() {
     }
     let max_events = config::get().max_events;
     EVENTS_LEFT.store(if max_events == 0 { u64::MAX } else { max_events }, Relaxed);
-    let sink = choose_sink();
+    let sink = choose_sink(forked);
     SINK.store(sink as u32, Relaxed);
     GATE.command.store(if sink == Sink::Ring { ring::command_address() } else { 0 }, Relaxed);
     // The file sink writes them at the head of each segment.
@@ -295,20 +306,23 @@ fn set_up() {
 fn find_out_who(forked: bool) {
     // SAFETY: see `identity`.
     let me = unsafe { &mut *IDENTITY.get() };
+    let former = me.pid;
     me.pid = sys::getpid();
-    me.parent_pid = sys::getppid();
+    // The process that was set up last is the parent, or one before it.
+    let can_ask = !filter::forbids(filter::PARENT);
+    me.parent_pid = if can_ask { sys::getppid() } else { former };
     me.start = proc_fs::Stat::of(me.pid).map_or(0, |stat| stat.start);
     me.flags = if forked { PROCESS_FORKED } else { 0 };
     if !forked {
         static LINK: Shared<[u8; 4096]> = Shared::new([0; 4096]);
         // SAFETY: one thread sets the process up.
         let link = unsafe { &mut *LINK.get() };
-        let len = sys::read_link(b"/proc/self/exe\0", link);
+        let len = sys::read_link(b"/proc/self/exe\0", link).unwrap_or(0);
         me.exe.push(link.get(..len).unwrap_or(&[]));
     }
 }
 
-fn choose_sink() -> Sink {
+fn choose_sink(forked: bool) -> Sink {
     // SAFETY: see `identity`.
     let me = unsafe { &mut *IDENTITY.get() };
     me.ring_trouble = b"";
@@ -318,8 +332,13 @@ fn choose_sink() -> Sink {
     if !config::get().wants_ring {
         return Sink::File;
     }
+    let parents = sink();
+    if forked && parents == Sink::Ring && ring::attach_again() {
+        return parents;
+    }
     match ring::attach() {
         Ok(sink) => sink,
+        Err(_) if forked && parents == Sink::Stream && stream::attach_again() => parents,
         Err(trouble) => {
             me.ring_trouble = trouble;
             Sink::File
@@ -391,6 +410,7 @@ extern "C" fn close() {
     recorder::tell_modules_and_end();
     match sink() {
         Sink::Ring => ring::detach(),
+        _ if filter::forbids(filter::BEGIN) => {}
         kind => {
             let _blocked = SignalsBlocked::new();
             LATE.store(true, Release);

@@ -9,7 +9,7 @@ use crate::process::{self, Sink};
 use crate::sys::{self, SignalsBlocked};
 use crate::threads::{self, EARLY, OWES_NAME, OWES_PROCESS, TELLS, Thread, UNWANTED};
 use crate::window::{meta, store, tid_word};
-use crate::{clock, config, file, ring, sandbox, summary};
+use crate::{clock, config, file, filter, ring, sandbox, summary};
 
 /// The first hook of a thread, of a forked child's thread, or after libc zeroed the block.
 pub fn start_thread(thread: &mut Thread) {
@@ -178,7 +178,7 @@ pub fn tell_modules_and_end() {
             notes::modules(false, &mut |func, site| store_note(thread, func, site));
         } else if thread.flags & UNWANTED == 0 {
             tell_end(thread);
-        } else {
+        } else if !filter::forbids(filter::BEGIN) {
             tell_end_unrecorded(thread);
         }
     });
@@ -220,6 +220,9 @@ pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
         return;
     }
     if !thread.is_of(process::generation()) {
+        if filter::forbids(filter::BEGIN) {
+            return;
+        }
         start_thread(thread);
     }
     thread.flags |= TELLS;

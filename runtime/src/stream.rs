@@ -37,6 +37,16 @@ pub fn attach(mapped: &Mapped) {
     ring::writers(mapped.base).fetch_add(1, AcqRel);
 }
 
+/// Attaches a forked child to the ring of its parent where none is found by name. Such a ring
+/// does not say whether it is still read.
+pub fn attach_again() -> bool {
+    let base = BASE.load(Relaxed);
+    if base != 0 {
+        ring::writers(base).fetch_add(1, AcqRel);
+    }
+    base != 0
+}
+
 /// A forked child's windows are its own copies; it starts with none.
 pub fn after_fork() {
     POOL.store(0, Relaxed);

@@ -102,11 +102,14 @@ pub struct Slot {
     pub ring_slot: AtomicU32,
     /// Address of that slot.
     pub ring_writer: AtomicUsize,
-    /// All that slot has dropped, and all stored before the current page. The number of a page's
-    /// first record is their sum: read once, both are right whatever a signal handler adds.
+    /// All that slot has dropped, and, while the thread has no page, all it has stored: else its page's
+    /// header tells that. The number of a page's first record is their sum: read once, both are right
+    /// whatever a signal handler adds.
     pub ring_lost: AtomicU64,
     /// See `ring_lost`.
     pub ring_stored: AtomicU64,
+    /// Of `ring_lost`, what its notes tell, with one that is being written.
+    pub ring_told: AtomicU64,
     /// Number of its first record there, and what that slot had dropped before.
     pub ring_begin: AtomicU64,
     /// See `ring_begin`.
@@ -132,6 +135,7 @@ static TABLE: [Slot; SLOTS] = [const {
         ring_writer: AtomicUsize::new(0),
         ring_lost: AtomicU64::new(0),
         ring_stored: AtomicU64::new(0),
+        ring_told: AtomicU64::new(0),
         ring_begin: AtomicU64::new(0),
         ring_begin_lost: AtomicU64::new(0),
         window: AtomicUsize::new(0),

@@ -1,7 +1,7 @@
 //! Events into windows: the way of a record to its place, whatever the sink, and to the next window
 //! when one is full.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use callsight_format::{Cause, EVENT_BYTES, KIND_MARKER, LossNote, MARK_CLOCK, MARK_MAX_EVENTS};
 
@@ -158,12 +158,14 @@ fn owes_anything(thread: &Thread, sink: Sink, ts: u64) -> bool {
         || has_untold_loss(thread, sink)
 }
 
-/// What a window begins with beside its event. Most have nothing of it.
+/// What a window begins with beside its event. Most have nothing of it. Places for notes: what they
+/// tell is known when the thread has the window, since a signal handler that came before may have
+/// told it in another one.
 struct Owed {
     process: bool,
     pause: bool,
-    missed: Option<LossNote>,
-    loss: Option<LossNote>,
+    missed: bool,
+    loss: bool,
     anchor: Option<(u64, u64)>,
 }
 
@@ -176,16 +178,15 @@ impl Owed {
         Owed {
             process,
             pause: thread.has_left_out(),
-            missed: if process { recorder::missed(thread) } else { None },
-            loss: if has_untold_loss(thread, sink) { ring::untold(thread) } else { None },
+            missed: process && thread.skipped > 0,
+            loss: has_untold_loss(thread, sink),
             anchor: if is_anchor_due { clock::passing_anchor() } else { None },
         }
     }
 
     /// How many slots it takes.
     fn records(&self) -> usize {
-        let losses = usize::from(self.loss.is_some()) + usize::from(self.missed.is_some());
-        losses * notes::LOSS_RECORDS
+        (usize::from(self.loss) + usize::from(self.missed)) * notes::LOSS_RECORDS
             + if self.process { notes::process_records() } else { 0 }
             + if self.pause { notes::PAUSE_RECORDS } else { 0 }
             + usize::from(self.anchor.is_some())
@@ -211,18 +212,27 @@ impl Owed {
             thread.told_pause();
             notes::pause(&mut put_next);
         }
-        if let Some(missed) = &self.missed {
-            thread.skipped = 0;
-            notes::loss(missed, &mut put_next);
+        if self.missed {
+            notes::loss_or_padding(take_missed(thread).as_ref(), &mut put_next);
         }
-        if let Some(loss) = &self.loss {
-            notes::loss(loss, &mut put_next);
-            ring::told(thread, loss.events);
+        if self.loss {
+            let loss = ring::take_untold(thread);
+            notes::loss_or_padding(loss.as_ref(), &mut put_next);
+            ring::told(thread, loss.map_or(0, |loss| loss.events));
         }
         if let Some(anchor) = self.anchor {
             put_anchor(thread, next, ts, anchor);
         }
     }
+}
+
+/// What the thread missed before it was recorded, for the caller to tell.
+fn take_missed(thread: &mut Thread) -> Option<LossNote> {
+    let note = recorder::missed(thread)?;
+    // SAFETY: the number is this thread's.
+    let skipped = unsafe { AtomicU32::from_ptr(&raw mut thread.skipped) };
+    let events = skipped.swap(0, Relaxed).into();
+    (events > 0).then_some(LossNote { events, ..note })
 }
 
 /// Fills `from..to` with records that mean nothing.

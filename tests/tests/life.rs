@@ -1,7 +1,7 @@
 //! From the first constructor to the last destructor: threads, fork, exec, signals, exits, jumps,
 //! exceptions. Each program is small, and each answer is stated.
 
-use callsight_tests::{Hooks, Program, Report};
+use callsight_tests::{Drain, Hooks, Program, Report, Ring, Server, skip, streamed_in};
 
 /// Asserts that a program, compared with the independent count, has these calls.
 #[track_caller]
@@ -220,6 +220,98 @@ fn a_forked_child_leaves_functions_it_never_entered() {
             leaf(3); return 0; }"#,
     );
     check(&program, "", &[("leaf", 7), ("split", 1), ("outer", 1), ("main", 1)]);
+}
+
+/// Events of `programs/renounce.c` with what it does after it has given something up.
+const FAMILY_EVENTS: u64 = 2 * (1 + 2 * 101) + 4 * 2 * 1001 + 2 * 2 * 101;
+
+#[test]
+fn forked_workers_record_into_the_ring_whatever_their_parent_gave_up() {
+    let test = "forked_workers_record_into_the_ring_whatever_their_parent_gave_up";
+    let program = Program::c(include_str!("../programs/renounce.c")).build(Hooks::Ours);
+    let all = ["", "rights", "root", "shm", "addresses", "descriptors", "files"];
+    // A version 2 ring does not say whether it is still read, so its name is looked for first.
+    for (version, all) in [("3", &all[..]), ("2", &all[1..2])] {
+        for what in all {
+            let _ = std::fs::remove_dir(program.folder().join("jail"));
+            let shell = program.tracing().env("TRACE_RING", version);
+            let (ran, drained, report) =
+                streamed_in(&shell, &program, &format!("'{what}'"), 1 << 20);
+            if ran.code == 77 {
+                skip(test, &format!("this user may not give up: {what}"));
+                continue;
+            }
+            assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{what}: {ran}");
+            let jail = program.folder().join("jail/traces");
+            assert!(!jail.exists(), "{what}: a capture of its own");
+            // A batch of a version 2 ring that a process holds at `_exit` is in no count.
+            if version == "3" {
+                let events = (report.number("events"), report.lost());
+                assert_eq!(events, (FAMILY_EVENTS, 0), "{what}: {drained}\n{:?}", report.notices());
+                assert_eq!(report.calls_of("leaf"), 4400, "{what}");
+            } else {
+                assert!(report.calls_of("leaf") >= 2200, "{what}: {:?}", report.notices());
+            }
+        }
+    }
+}
+
+/// Forks, ends, and leaves a child that calls leaf again when the ring at `argv[1]` has lost its name.
+const LATE_CHILD: &str = r#"
+    #include <unistd.h>
+    static int leaf(int x) { return x + 1; }
+    static void work(int n) { while (n--) leaf(n); }
+    __attribute__((no_instrument_function)) static void outlive(const char *path) {
+        close(1);
+        close(2);
+        for (int i = 0; i < 30000 && access(path, F_OK) == 0; i++) usleep(1000);
+    }
+    int main(int argc, char **argv) {
+        work(10);
+        if (argc > 1 && fork() == 0) { outlive(argv[1]); work(100); _exit(0); }
+        return 0;
+    }"#;
+
+#[test]
+fn a_child_whose_parents_ring_is_finished_looks_for_its_name_again() {
+    let program = Program::c(LATE_CHILD).build(Hooks::Ours);
+    let ring = Ring::new();
+    let shell = program.tracing();
+    let server = Server::ours(&shell, &["--out", "traces"]);
+    let first = Drain::ours(&shell, &ring, server.port);
+    let small = shell.clone().env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", "1000000");
+    let ran = small.run(&format!("exec ./prog /dev/shm{}", ring.name()));
+    assert_eq!(ran.code, 0, "{ran}");
+    assert_eq!(first.finish().code, 0);
+    assert_eq!(Drain::ours(&shell, &ring, server.port).finish().code, 0);
+    server.stop();
+    let report = program.report();
+    assert_eq!((report.number("events"), report.lost()), (2 * (1 + 11 + 101), 0));
+    assert_eq!(report.calls_of("leaf"), 110);
+}
+
+#[test]
+fn what_forked_workers_cannot_make_a_capture_for_is_counted_in_their_parents() {
+    let test = "what_forked_workers_cannot_make_a_capture_for_is_counted_in_their_parents";
+    let program = Program::c(include_str!("../programs/renounce.c")).build(Hooks::Ours);
+    for what in ["rights", "addresses", "descriptors", "files"] {
+        let (ran, report) = program.traced(what);
+        if ran.code == 77 {
+            skip(test, &format!("this user may not give up: {what}"));
+            continue;
+        }
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{what}: {ran}");
+        let (events, lost) = (report.number("events"), report.lost());
+        assert_eq!(events + lost, FAMILY_EVENTS, "{what}: {:?}", report.notices());
+        assert_eq!(report.losses().len(), usize::from(lost > 0), "{what}: {:?}", report.losses());
+        // What takes room for addresses can be made do with less.
+        assert!(lost > 0 || what == "addresses", "{what}: {:?}", report.notices());
+        let shell = program.tracing().env("TRACE_MODE", "summary");
+        shell.ok(&format!("exec ./prog {what}"));
+        let report = Report::of(&program.shell(), &["traces", "--exe", "prog"]);
+        let calls = report.calls_of("leaf") + report.calls_of("work") + report.calls_of("main");
+        assert_eq!(calls + report.lost(), FAMILY_EVENTS / 2, "{what}: {:?}", report.notices());
+    }
 }
 
 #[test]

@@ -248,6 +248,81 @@ fn hooks_into_a_ring_make_no_system_call() {
 }
 
 #[test]
+fn a_filter_that_kills_for_what_the_runtime_asks_the_system_kills_nobody() {
+    let program = Program::c(include_str!("../programs/renounce.c")).build(Hooks::Ours);
+    // main and two calls of work; threads have a function of their own.
+    let events = |how: &str| {
+        2 * (1 + 2 * 101)
+            + match how {
+                "family" => 4 * 2 * 1001 + 2 * 2 * 101,
+                "threads" => 4 * 2 * 102,
+                _ => 0,
+            }
+    };
+    for (what, how) in [
+        ("files-kill", "alone"),
+        ("files-kill", "threads"),
+        ("files-kill", "family"),
+        ("files-trap", "threads"),
+        ("files-trap", "family"),
+        ("most-kill", "alone"),
+        ("most-kill", "threads"),
+        ("most-kill", "family"),
+        ("all-kill", "alone"),
+        ("all-kill", "family"),
+    ] {
+        let case = format!("{what} {how}");
+        let (ran, drained, report) = streamed_in(&program.tracing(), &program, &case, 1 << 20);
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{case}: {ran}");
+        adds_up(&report, events(how));
+        // A child that may not even ask for its pid has no place in the ring.
+        let lost = if case == "all-kill family" { events(how) - events("alone") } else { 0 };
+        assert_eq!(report.lost(), lost, "{case}: {drained}\n{:?}", report.notices());
+        assert_eq!(report.rows_of("leaf").len(), 1, "{case}: everybody's leaf has its name");
+    }
+    // Into files the recording ends, and is counted.
+    for how in ["alone", "threads", "family"] {
+        let ran = program.tracing().run(&format!("exec ./prog files-kill {how}"));
+        assert_eq!(ran.code, 0, "{ran}");
+        adds_up(&program.report(), events(how));
+    }
+}
+
+/// `syscall`, which the runtime has for its own sake, is libc's to everybody else.
+#[test]
+fn system_calls_by_number_are_what_they_were() {
+    let program = Program::c(
+        r#"
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <stdio.h>
+        #include <sys/mman.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int main(void) {
+            errno = 0;
+            long none = syscall(SYS_close, -1);
+            printf("%ld %d\n", none, errno);
+            /* All six arguments. */
+            char *page = (char *)syscall(SYS_mmap, 0L, 4096L, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS, -1L, 0L);
+            page[4095] = 1;
+            printf("%d %d\n", page[0], syscall(SYS_getpid) == getpid());
+            printf("%ld %d\n", syscall(SYS_mmap, 0L, 4096L, 0, MAP_PRIVATE, -1L, 1L), errno);
+            printf("%ld %d\n", syscall(SYS_seccomp, 77L, 0L, 0L), errno);
+            printf("%ld %d\n", syscall(SYS_seccomp, 1L, 0L, 0L), errno);
+            return 0; }"#,
+    );
+    let plain = program.clone().build(Hooks::None).plain("");
+    assert_eq!(plain.stdout.lines().next(), Some("-1 9"), "{plain}");
+    for link in ["-pie", "-static"] {
+        let (ran, report) = program.clone().flags(&[link]).build(Hooks::Ours).traced("");
+        assert_eq!((ran.code, &ran.stdout), (plain.code, &plain.stdout), "{link}");
+        assert_eq!(report.calls_of("main"), 1, "{link}");
+    }
+}
+
+#[test]
 fn a_thread_that_gives_up_its_clock_goes_on_and_its_calls_are_counted() {
     let program = Program::c(
         r#"
@@ -267,7 +342,8 @@ fn a_thread_that_gives_up_its_clock_goes_on_and_its_calls_are_counted() {
                 if (prctl(PR_SET_TSC, PR_TSC_ENABLE, 0, 0, 0)) return 9;
                 work(10);
             }
-            if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0)) return 9;
+            if (argv[2][1] == 'y' ? syscall(SYS_seccomp, SECCOMP_SET_MODE_STRICT, 0, 0)
+                                  : prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0)) return 9;
             int s = work(100000);
             write(1, s == 100000 ? "ok\n" : "no\n", 3);
             syscall(SYS_exit, 0);
@@ -277,8 +353,8 @@ fn a_thread_that_gives_up_its_clock_goes_on_and_its_calls_are_counted() {
     // main, two calls of work, those of leaf; main does not return.
     let events = |before: u64| 2 * (100_002 + before) + 1;
     // Around 250 calls the loss note would cross the end of a window.
-    for before in [10].into_iter().chain(230..256) {
-        let how = "strict";
+    let cases = [(10, "syscall")].into_iter().chain((230..256).map(|before| (before, "strict")));
+    for (before, how) in cases.chain([(10, "strict")]) {
         let ran = program.tracing().run(&format!("exec ./prog {before} {how}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{how} {before}: {ran}");
         let report = program.report();

@@ -1,6 +1,6 @@
 //! Many processes and threads at once, against the independent count.
 
-use callsight_tests::{Drain, Hooks, Program, Report, Ring, Server, streamed};
+use callsight_tests::{Built, Drain, Hooks, Program, Report, Ring, Server, streamed};
 
 const STORM: &str = include_str!("../programs/storm.c");
 const FANOUT: &str = include_str!("../programs/fanout.c");
@@ -95,4 +95,127 @@ fn wrapping_counts_every_event_that_it_gives_up() {
     traced.tracing().env("TRACE_MAX_MB", "4").env("TRACE_FULL", "wrap").ok("./prog");
     let report = traced.report();
     assert_eq!(report.number("events") + report.lost(), counts.events());
+}
+
+/// Handlers that interrupt each other while their thread records: what main prints is how many calls
+/// there were, its own among them.
+const HANDLERS: &str = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define PLAIN __attribute__((noinline, no_instrument_function))
+static long calls = 1;
+static int depth, entered, stop;
+__attribute__((noinline)) static void leaf(void)
+{
+    __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
+}
+PLAIN static void burst(long count)
+{
+    while (count-- > 0)
+        leaf();
+}
+PLAIN static void on_signal(int number)
+{
+    (void)number;
+    __atomic_fetch_add(&depth, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&entered, 1, __ATOMIC_RELAXED);
+    burst(20);
+    __atomic_fetch_sub(&depth, 1, __ATOMIC_RELAXED);
+}
+PLAIN static void *send(void *to)
+{
+    /* One is not sent before another has come, and not too deep: the stack must have room. */
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+        int before = __atomic_load_n(&entered, __ATOMIC_RELAXED);
+        if (__atomic_load_n(&depth, __ATOMIC_RELAXED) >= 8)
+            continue;
+        pthread_kill(*(pthread_t *)to, SIGUSR1);
+        while (__atomic_load_n(&entered, __ATOMIC_RELAXED) == before)
+            ;
+    }
+    return NULL;
+}
+PLAIN static void storm(long count)
+{
+    pthread_t self = pthread_self(), senders[2];
+    for (int at = 0; at < 2; at++)
+        pthread_create(&senders[at], NULL, send, &self);
+    burst(count);
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (int at = 0; at < 2; at++)
+        pthread_join(senders[at], NULL);
+}
+#ifdef __x86_64__
+/* Comes behind each instruction of main's thread, and at every 500th or so makes some calls. */
+PLAIN static void on_step(int number)
+{
+    static unsigned random = 1, left;
+    (void)number;
+    if (left-- > 0)
+        return;
+    random = random * 1103515245 + 12345;
+    left = random >> 16 & 1023;
+    burst(random >> 26 & 31);
+}
+PLAIN static void step(long count)
+{
+    const unsigned long trap_flag = 0x100;
+    __builtin_ia32_writeeflags_u64(__builtin_ia32_readeflags_u64() | trap_flag);
+    burst(count);
+    __builtin_ia32_writeeflags_u64(__builtin_ia32_readeflags_u64() & ~trap_flag);
+}
+#else
+PLAIN static void on_step(int number) { (void)number; }
+PLAIN static void step(long count) { burst(count); }
+#endif
+int main(int argc, char **argv)
+{
+    struct sigaction action = { .sa_flags = SA_NODEFER };
+    int steps = argc > 1 && strcmp(argv[1], "step") == 0;
+    action.sa_handler = steps ? on_step : on_signal;
+    sigaction(steps ? SIGTRAP : SIGUSR1, &action, NULL);
+    (steps ? step : storm)(argc > 2 ? atol(argv[2]) : 0);
+    printf("calls %ld\n", calls);
+}
+"#;
+
+/// Every event of a run of [`HANDLERS`] is delivered or dropped, and everybody says the same of it.
+fn check_handlers(program: &Built, arguments: &str, ring_bytes: u64) {
+    let (shell, ring) = (program.tracing(), Ring::new());
+    let _ = std::fs::remove_dir_all(program.folder().join("traces"));
+    let server = Server::ours(&shell, &["--out", "traces"]);
+    let drain = Drain::ours(&shell, &ring, server.port);
+    let ran = shell
+        .env("TRACE_SHM", ring.name())
+        .env("TRACE_SHM_SIZE", ring_bytes.to_string())
+        .ok(&format!("exec ./prog {arguments}"));
+    let (drained, served) = (drain.finish().all(), server.stop());
+    let calls = ran.stdout.trim().strip_prefix("calls ").and_then(|calls| calls.parse().ok());
+    let calls: u64 = calls.unwrap_or_else(|| panic!("no calls: {ran}"));
+    let report = program.report();
+    let (events, lost) = (report.number("events"), report.lost());
+    assert_eq!(events + lost, 2 * calls, "{:?}\n{drained}\n{served}", report.losses());
+    assert!(lost > 0, "{events} events fit into {ring_bytes} bytes");
+    let forwarded = format!("done, {events} events forwarded, {lost} dropped (full {lost}), ");
+    assert!(drained.contains(&(forwarded + "unaccounted=0")), "{events}, {lost}: {drained}");
+    let ended = format!("ended: 1 stream, {events} events, {lost} dropped, unaccounted=0");
+    assert!(served.contains(&ended), "{events}, {lost}: {served}");
+}
+
+#[test]
+fn handlers_that_interrupt_each_other_tell_no_loss_twice() {
+    let program = Program::c(HANDLERS).build(Hooks::Ours);
+    for ring_bytes in [65_536, 1 << 20] {
+        check_handlers(&program, "storm 300000", ring_bytes);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_handler_behind_any_instruction_of_a_hook_tells_no_loss_twice() {
+    let program = Program::c(HANDLERS).build(Hooks::Ours);
+    check_handlers(&program, "step 15000", 4096);
 }

@@ -83,8 +83,8 @@ fn note_end(plan: &DrainPlan, end: &DrainEnd, ring_was_made: bool) {
     } else if !ring_was_made {
         note(
             "nothing was streamed, for the program made no ring: it called no function with a hook, \
-             or keeps to files (TRACE_MODE=summary), or /dev/shm has no room for one (--ring-mb \
-             makes a smaller one)",
+             or keeps to files (TRACE_MODE=summary, another pid namespace), or /dev/shm has no room \
+             for one (--ring-mb makes a smaller one)",
         );
     } else if let (Some(server), None, None) = (&plan.live, &plan.file, &end.left) {
         note(&format!("the events are at {server}, and the report is made there"));

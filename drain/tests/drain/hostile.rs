@@ -11,7 +11,8 @@ use callsight_format::{
 };
 
 use crate::support::{
-    Drain, Process, Ring, Server, TestProcess, Writer, drain_binary, sanitized_binary,
+    Drain, Process, Ring, Server, TestProcess, Writer, drain_binary, own_pid_namespace,
+    sanitized_binary,
 };
 
 /// Runs the drain on a ring that may be anything; its exit code.
@@ -155,6 +156,38 @@ fn a_ring_cut_short_under_the_drain_ends_it_with_a_sentence() {
         assert_eq!(code, Some(2), "{bytes}: {said}");
         assert!(said.contains("made smaller while it was in use"), "{bytes}: {said}");
     }
+}
+
+#[test]
+fn a_ring_of_another_pid_namespace_is_refused_and_left_as_it_is() {
+    let server = Server::start();
+    let start = |ring: &Ring| Drain::start(&drain_binary(), &ring.name, server.port);
+    let ring = filled("foreign");
+    ring.made_in(own_pid_namespace() + 1);
+    let before = std::fs::read(ring.path()).expect("read it");
+    let (code, said) = start(&ring).end();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("it is of another pid namespace") && said.lines().count() == 1, "{said}");
+    assert!(std::fs::read(ring.path()).expect("it is there") == before, "it was changed");
+    // One of here, whose process is dead by now.
+    ring.made_in(own_pid_namespace());
+    let said = start(&ring).end_well();
+    assert!(said.contains("40 events forwarded"), "{said}");
+}
+
+#[test]
+fn a_drain_that_cannot_know_who_lives_waits_for_no_ring() {
+    let name = format!("/callsight-test-{}-unseen", std::process::id());
+    let mut command = std::process::Command::new("unshare");
+    // Its /proc is still that of the test.
+    command.args(["--map-root-user", "--pid", "--fork"]).arg(drain_binary());
+    command.args([&name, "127.0.0.1", "9"]);
+    let (code, said) = Drain::of(command).end();
+    if said.starts_with("unshare: ") {
+        return eprintln!("SKIP a_drain_that_cannot_know_who_lives_waits_for_no_ring: {said}");
+    }
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("/proc is that of another pid namespace"), "{said}");
 }
 
 #[test]

@@ -72,6 +72,30 @@ fn one_after_another(name: &str, signal: i32) {
 }
 
 #[test]
+fn a_name_that_a_next_drain_tells_is_no_older_than_what_it_stands_behind() {
+    let server = Server::start();
+    let ring = Ring::new("named-again", 1 << 20);
+    let process = TestProcess::start();
+    let tid = process.process.pid;
+    ring.attach(0, process.process);
+    let mut writer = Writer::new(&ring, process.process, tid);
+    assert!((1..=10).all(|call| writer.store(call)));
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    let last =
+        server.wait(0, "the calls come", |c| c.calls_of(tid).len() == 10).calls_of(tid)[9].ts;
+    let tail = offset_of!(callsight_format::RingHeader, tail);
+    wait_until("the read position follows", || ring.u64(tail).load(Acquire) == 10 * 32);
+    drain.signal(libc::SIGTERM);
+    drain.end();
+    let drain = Drain::start(&drain_binary(), &ring.name, server.port);
+    let capture = server.wait(1, "the name comes", |c| c.events.iter().any(|e| e.tid == tid));
+    let times = capture.events.iter().filter(|event| event.tid == tid).map(|event| event.ts);
+    assert!(times.min().is_some_and(|ts| ts >= last), "{:?}", capture.events);
+    drop(process);
+    drain.end_well();
+}
+
+#[test]
 fn a_stopped_drain_leaves_the_rest_to_the_next() {
     one_after_another("stopped", libc::SIGTERM);
 }

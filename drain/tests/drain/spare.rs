@@ -9,7 +9,7 @@ use callsight_format::{
     RingLayout,
 };
 
-use crate::support::{Drain, Ring, TestProcess, drain_binary, wait_until};
+use crate::support::{Drain, Ring, TestProcess, drain_binary, own_pid_namespace, wait_until};
 
 /// What a process would find that looks for the ring, and beside it.
 fn names(test: &str) -> (String, PathBuf, PathBuf) {
@@ -35,6 +35,8 @@ fn a_waiting_drain_has_a_whole_ring_ready_that_a_process_can_take() {
     assert_eq!(word(offset_of!(RingHeader, version)), RING_VERSION);
     assert_eq!(word(offset_of!(RingHeader, capacity)), layout.capacity);
     let control = |at| word(RING_CONTROL_OFFSET + at);
+    let made_in = RING_CONTROL_OFFSET + offset_of!(RingControl, pid_namespace);
+    assert_eq!(bytes[made_in..made_in + 8], own_pid_namespace().to_ne_bytes());
     assert_eq!(control(offset_of!(RingControl, page_count)), layout.page_count);
     assert_eq!(control(offset_of!(RingControl, command)), COMMAND_RECORD);
     std::fs::rename(&spare, &ring).expect("take it as a process does");
@@ -77,6 +79,28 @@ fn a_spare_that_a_killed_drain_left_goes_with_the_next() {
     reading.signal(libc::SIGTERM);
     reading.end();
     std::fs::remove_file(ring).expect("remove the ring");
+}
+
+#[test]
+fn a_spare_of_another_pid_namespace_is_left_to_its_drain_while_that_waits() {
+    let (name, _, spare) = names("foreign");
+    let foreign = Ring::new("spare-foreign", 65536);
+    foreign.made_in(own_pid_namespace() + 1);
+    std::fs::hard_link(foreign.path(), &spare).expect("a spare");
+    let start = || Drain::with_arguments(&drain_binary(), &[&name, "127.0.0.1", "9"]);
+    foreign.file().lock().expect("as its drain does");
+    let (code, said) = start().end();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("another trace_stream") && said.contains("pid namespace"), "{said}");
+    let inode = || spare.metadata().map(|stat| stat.ino()).ok();
+    let left = inode();
+    assert!(left.is_some());
+    // The drain has ended.
+    foreign.file().unlock().expect("unlock it");
+    let waiting = start();
+    wait_until("there is one of here", || inode().is_some() && inode() != left);
+    waiting.signal(libc::SIGTERM);
+    assert_eq!(waiting.end().0, Some(0));
 }
 
 #[test]

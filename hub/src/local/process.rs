@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
@@ -49,6 +50,19 @@ impl ProcessId {
     /// The process that started it; 0 where that is not known.
     pub(super) fn parent(self) -> u32 {
         Stat::read(self.pid).map_or(0, |stat| stat.parent)
+    }
+}
+
+/// The pid namespace of this process: inode of `/proc/self/ns/pid`, 0 where nobody says. `None` where
+/// `/proc` is that of another one: what it says of a pid is of another process.
+pub(super) fn pid_namespace() -> Option<u64> {
+    let own = std::process::id().to_string();
+    match fs::read_link("/proc/self") {
+        Ok(shown) if shown.as_os_str() != own.as_str() => None,
+        Ok(_) => Some(fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())),
+        // In a namespace that it does not show we have no number, but the link is there.
+        Err(_) if fs::symlink_metadata("/proc/self").is_ok() => None,
+        Err(_) => Some(0),
     }
 }
 

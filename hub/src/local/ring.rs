@@ -15,7 +15,7 @@ use callsight_format::{
 };
 use rustix::fs::{FlockOperation, OFlags, flock, major, minor};
 
-use super::process::{maps_of, other_pids};
+use super::process::{maps_of, other_pids, pid_namespace};
 use crate::stream::in_one_line;
 
 /// Where shared memory objects are.
@@ -76,6 +76,7 @@ pub struct RingFile {
     device: u64,
     inode: u64,
     bytes: u64,
+    is_foreign: bool,
     header: Bytes,
     layout: RingLayout,
 }
@@ -122,13 +123,21 @@ impl RingFile {
         }
         let header = Bytes(read_up_to(&file, 0, RING_WRITERS_OFFSET).map_err(io)?);
         let layout = check(&header, meta.len()).map_err(refused)?;
-        let (path, bytes) = (path.to_owned(), meta.len());
-        Ok(RingFile { path, file, device: meta.dev(), inode: meta.ino(), bytes, header, layout })
+        let is_foreign = is_foreign(&header, pid_namespace());
+        let (device, inode, bytes) = (meta.dev(), meta.ino(), meta.len());
+        let path = path.to_owned();
+        Ok(RingFile { path, file, device, inode, bytes, is_foreign, header, layout })
     }
 
     /// The drain that made it in advance; 0 for none.
     pub(super) fn spare_maker(&self) -> u32 {
         self.header.u32(RING_CONTROL_OFFSET + offset_of!(RingControl, spare_maker))
+    }
+
+    /// Whether it is for the processes of another pid namespace: which of them live cannot be told
+    /// from here.
+    pub fn is_foreign(&self) -> bool {
+        self.is_foreign
     }
 
     /// Opens it once more, so that its words can be changed.
@@ -243,6 +252,14 @@ pub(super) fn stored(slot: &[u8]) -> Option<Event> {
 fn open(path: &Path, to_write: bool) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     File::options().read(true).write(to_write).custom_flags(flags).open(path)
+}
+
+/// Whether a ring that begins like this is for others than processes of the namespace `own`
+/// ([`pid_namespace`]). Version 2 knows no processes, and nothing of namespaces.
+fn is_foreign(header: &Bytes, own: Option<u64>) -> bool {
+    let made_in = header.u64(RING_CONTROL_OFFSET + offset_of!(RingControl, pid_namespace));
+    let differs = own.is_none_or(|own| made_in != 0 && own != 0 && made_in != own);
+    header.u32(offset_of!(RingHeader, version)) == RING_VERSION && differs
 }
 
 fn read_up_to(file: &File, offset: u64, count: usize) -> io::Result<Vec<u8>> {

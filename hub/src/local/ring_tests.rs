@@ -47,6 +47,17 @@ impl Made {
         self.bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
     }
 
+    fn attach(&mut self, entry: usize, id: ProcessId) {
+        let at = RING_PROCESSES_OFFSET + entry * size_of::<RingProcess>();
+        self.put32(at + offset_of!(RingProcess, state), PROCESS_ATTACHED);
+        self.put32(at + offset_of!(RingProcess, pid), id.pid);
+        self.put64(at + offset_of!(RingProcess, start), id.start);
+    }
+
+    fn made_in(&mut self, pid_namespace: u64) {
+        self.put64(RING_CONTROL_OFFSET + offset_of!(RingControl, pid_namespace), pid_namespace);
+    }
+
     /// A page of the writer in slot 0 with these kinds of records, the times of which go on from
     /// its number; a kind of 255 is a slot that is not stored.
     fn page(&mut self, index: u32, process: ProcessId, first: u64, kinds: &[u8]) {
@@ -79,18 +90,18 @@ impl Made {
     }
 }
 
+fn lives(state: &RingState) -> Vec<Option<bool>> {
+    state.processes.iter().map(|member| member.is_alive).collect()
+}
+
 const DEAD: ProcessId = ProcessId { pid: u32::MAX / 2 - 1, start: 5 };
 
 #[test]
 fn a_ring_tells_who_uses_it_what_it_holds_and_what_was_dropped() {
     let mut made = Made::new();
     let me = ProcessId::now(std::process::id()).expect("this process");
-    for (entry, id) in [(1, me), (7, DEAD)] {
-        let at = RING_PROCESSES_OFFSET + entry * size_of::<RingProcess>();
-        made.put32(at + offset_of!(RingProcess, state), PROCESS_ATTACHED);
-        made.put32(at + offset_of!(RingProcess, pid), id.pid);
-        made.put64(at + offset_of!(RingProcess, start), id.start);
-    }
+    made.attach(1, me);
+    made.attach(7, DEAD);
     made.page(3, DEAD, 0, &[KIND_MARKER, KIND_ENTER, 255, KIND_EXIT]);
     // Named by writers: one that is in the table, and one that found it full.
     let hidden = ProcessId::now(std::os::unix::process::parent_id()).expect("the parent");
@@ -105,10 +116,9 @@ fn a_ring_tells_who_uses_it_what_it_holds_and_what_was_dropped() {
     made.put64(retired + 8 * Cause::Full as usize, 3);
     made.put64(RING_CONTROL_OFFSET + offset_of!(RingControl, no_slot), 2);
     let state = made.state();
-    let lives: Vec<_> = state.processes.iter().map(|member| member.is_alive).collect();
     assert_eq!(
-        (lives, state.living().count(), state.is_used()),
-        (vec![true, false, true], 2, true)
+        (lives(&state), state.living().count(), state.is_used()),
+        (vec![Some(true), Some(false), Some(true)], 2, true)
     );
     assert_eq!((state.used_bytes, state.held_events), (1024, 2));
     let dropped: Vec<_> = state.dropped.clone().into_iter().collect();
@@ -118,6 +128,48 @@ fn a_ring_tells_who_uses_it_what_it_holds_and_what_was_dropped() {
     let read = made.layout.page_offset(3) as usize + offset_of!(PageHeader, read);
     made.put32(read, (PAGE_HEADER_BYTES + 2 * EVENT_BYTES) as u32);
     assert_eq!(made.state().held_events, 1);
+}
+
+#[test]
+fn of_a_ring_of_another_pid_namespace_nobody_is_dead_and_it_is_not_abandoned() {
+    let mut made = Made::new();
+    made.attach(0, ProcessId::now(std::process::id()).expect("this process"));
+    made.attach(1, DEAD);
+    let own = pid_namespace().expect("/proc of its own");
+    let look = |made: &Made| {
+        let (ring, state) = (made.open().expect("a ring"), made.state());
+        let executable = state.processes[0].executable();
+        (ring.is_foreign(), lives(&state), executable.is_some(), state.is_used())
+    };
+    let here = (false, vec![Some(true), Some(false)], true, true);
+    for namespace in [0, own] {
+        made.made_in(namespace);
+        assert_eq!(look(&made), here, "{namespace}");
+    }
+    made.made_in(own + 1);
+    assert_eq!(look(&made), (true, vec![None, None], false, true));
+    assert_eq!(made.state().living().count(), 0);
+
+    let mut nobodys = Made::new();
+    let is_abandoned = |made: &Made| made.open().expect("a ring").is_abandoned(&made.state());
+    assert!(is_abandoned(&nobodys));
+    nobodys.made_in(own + 1);
+    assert!(!is_abandoned(&nobodys));
+}
+
+#[test]
+fn who_does_not_know_its_own_number_knows_nobody_of_a_ring_of_version_3() {
+    let mut made = Made::new();
+    for (namespace, own, foreign) in
+        [(0, Some(7), false), (7, Some(7), false), (7, Some(0), false), (7, Some(8), true)]
+    {
+        made.made_in(namespace);
+        assert_eq!(is_foreign(&Bytes(made.bytes.clone()), own), foreign, "{namespace}, {own:?}");
+    }
+    made.made_in(0);
+    assert!(is_foreign(&Bytes(made.bytes.clone()), None));
+    made.put32(offset_of!(RingHeader, version), RING_VERSION_STREAM);
+    assert!(!is_foreign(&Bytes(made.bytes.clone()), None));
 }
 
 #[test]

@@ -55,12 +55,20 @@ pub struct Unborn {
     pub bytes: u64,
     /// Whether its maker is gone, for some time.
     pub is_abandoned: bool,
+    /// Whether its maker is of another pid namespace.
+    pub is_foreign: bool,
 }
 
 impl Unborn {
     /// Its name, as `TRACE_SHM` would have it.
     pub fn name(&self) -> String {
         format!("/{}", self.path.file_name().unwrap_or_default().to_string_lossy())
+    }
+
+    /// Whether nobody waits with it for a process, by the lock that its maker holds on a spare one
+    /// for as long: that tells of makers of another pid namespace, too.
+    pub fn is_let_go(&self) -> bool {
+        self.is_spare && RingFile::open_path(&self.path).is_ok_and(|ring| ring.lock_out_drains())
     }
 
     /// Removes it.
@@ -92,11 +100,10 @@ fn find(path: &Path) -> Option<Found> {
     }
     let name = path.file_name()?.to_string_lossy();
     if name.starts_with(RING_SPARE_PREFIX) {
-        let maker = RingFile::open_path(path).ok()?.spare_maker();
-        return Some(Found::Unborn(unborn(path, maker, &meta, true)));
+        return Some(Found::Unborn(spare(&RingFile::open_path(path).ok()?, &meta)));
     }
     if let Some(maker) = name.strip_prefix(RING_UNBORN_PREFIX) {
-        return Some(Found::Unborn(unborn(path, maker.parse().ok()?, &meta, false)));
+        return Some(Found::Unborn(unborn(path, maker.parse().ok()?, &meta)));
     }
     match RingFile::open_path(path) {
         Ok(ring) => Some(Found::Ring(ring)),
@@ -108,10 +115,18 @@ fn find(path: &Path) -> Option<Found> {
     }
 }
 
-fn unborn(path: &Path, maker: u32, meta: &Metadata, is_spare: bool) -> Unborn {
+fn unborn(path: &Path, maker: u32, meta: &Metadata) -> Unborn {
     let age = meta.modified().ok().and_then(|time| time.elapsed().ok()).unwrap_or_default();
     let is_abandoned = age > UNBORN && !ProcessId { pid: maker, start: 0 }.is_alive();
-    Unborn { path: path.to_owned(), maker, is_spare, bytes: meta.len(), is_abandoned }
+    let (path, bytes) = (path.to_owned(), meta.len());
+    Unborn { path, maker, is_spare: false, bytes, is_abandoned, is_foreign: false }
+}
+
+fn spare(ring: &RingFile, meta: &Metadata) -> Unborn {
+    let is_foreign = ring.is_foreign();
+    let of_here = unborn(ring.path(), ring.spare_maker(), meta);
+    let is_abandoned = of_here.is_abandoned && !is_foreign;
+    Unborn { is_spare: true, is_foreign, is_abandoned, ..of_here }
 }
 
 /// Asked only of regular files, which cannot hold up whoever opens them.

@@ -114,11 +114,11 @@ fn ring_of(pid: u32) -> Result<(RingFile, ProcessId), SnapshotError> {
     let mut found = None;
     for ring in rings_here().map_err(SnapshotError::Look)? {
         let Found::Ring(ring) = ring else { continue };
-        if ring.version() != RING_VERSION {
+        if ring.version() != RING_VERSION || ring.is_foreign() {
             continue;
         }
         for member in ring.processes()? {
-            if member.id.pid == pid && (member.is_alive || found.is_none()) {
+            if member.id.pid == pid && (member.is_alive == Some(true) || found.is_none()) {
                 found = Some((RingFile::open_path(ring.path())?, member.id));
             }
         }

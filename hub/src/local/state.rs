@@ -70,14 +70,14 @@ pub struct Member {
     pub id: ProcessId,
     /// Whether it has not yet ended its recording.
     pub is_attached: bool,
-    /// Whether it still runs.
-    pub is_alive: bool,
+    /// Whether it still runs; `None` in a ring of another pid namespace, where that is not known.
+    pub is_alive: Option<bool>,
 }
 
 impl Member {
     /// The file that it runs, where it still runs and that may be known.
     pub fn executable(&self) -> Option<PathBuf> {
-        self.is_alive.then(|| self.id.executable()).flatten()
+        (self.is_alive == Some(true)).then(|| self.id.executable()).flatten()
     }
 }
 
@@ -154,11 +154,7 @@ impl RingFile {
             capacity: self.layout().capacity,
             command: RingCommand::from_number(start.u32(control(offset_of!(RingControl, command)))),
             processes: self.members(&start),
-            drain: (drain.pid != 0).then(|| Member {
-                id: drain,
-                is_attached: true,
-                is_alive: drain.is_alive(),
-            }),
+            drain: (drain.pid != 0).then(|| self.member(drain, true)),
             used_bytes: used_pages * u64::from(self.layout().page_bytes),
             held_events,
             dropped: dropped(&start, self.layout().slot_count),
@@ -167,17 +163,20 @@ impl RingFile {
 
     /// The processes in its table, and those that only their writers name: they found it full.
     fn members(&self, start: &Bytes) -> Vec<Member> {
-        let member =
-            |id: ProcessId, is_attached| Member { id, is_attached, is_alive: id.is_alive() };
         let mut all: Vec<_> =
-            listed(start).map(|(id, state)| member(id, state == PROCESS_ATTACHED)).collect();
+            listed(start).map(|(id, state)| self.member(id, state == PROCESS_ATTACHED)).collect();
         let mut known: BTreeSet<_> = all.iter().map(|member| member.id).collect();
         for id in writers(start, self.layout().slot_count) {
             if known.insert(id) {
-                all.push(member(id, true));
+                all.push(self.member(id, true));
             }
         }
         all
+    }
+
+    fn member(&self, id: ProcessId, is_attached: bool) -> Member {
+        let is_alive = (!self.is_foreign()).then(|| id.is_alive());
+        Member { id, is_attached, is_alive }
     }
 
     /// How many pages have an owner, and how many enters and exits in them nobody has taken.
@@ -201,14 +200,14 @@ impl RingFile {
     }
 
     /// Whether nobody who lives has anything to do with it: no process that it names, no drain, and
-    /// none that has it mapped.
+    /// none that has it mapped. Of one of another pid namespace that is not known.
     pub fn is_abandoned(&self, state: &RingState) -> bool {
         let no_drain = self.lock_out_drains();
         if no_drain {
             // Only asked for; a drain that comes meanwhile tries for longer than this takes.
             self.let_drains_in();
         }
-        no_drain && !state.is_used() && self.mapped_by().is_empty()
+        no_drain && !self.is_foreign() && !state.is_used() && self.mapped_by().is_empty()
     }
 }
 
@@ -220,12 +219,12 @@ impl RingState {
 
     /// The traced processes that still run.
     pub fn living(&self) -> impl Iterator<Item = &Member> {
-        self.processes.iter().filter(|member| member.is_alive)
+        self.processes.iter().filter(|member| member.is_alive == Some(true))
     }
 
-    /// Whether a process that it names still runs, its drain included.
+    /// Whether a process that it names still runs, its drain included, or may run.
     pub fn is_used(&self) -> bool {
-        self.living().chain(&self.drain).any(|member| member.is_alive)
+        self.processes.iter().chain(&self.drain).any(|member| member.is_alive != Some(false))
     }
 }
 

@@ -173,7 +173,8 @@ impl Session {
             taken: self.taken_before,
             came: self.raw_records.saturating_add(self.packed_records),
             again: self.again_records,
-            dropped: self.end.as_ref().map_or(0, |end| end.ring_dropped),
+            dropped: self.dropped_in_ring(),
+            has_raw: self.raw_records > 0,
         };
         if self.stream.is_none() {
             lost_before.add(Cause::Torn, cut_records);
@@ -337,8 +338,21 @@ impl Session {
             (None, _) => 0,
             (_, None) => passed_over,
             (_, Some(emitted)) => {
-                passed_over.max(emitted.saturating_sub(came.saturating_add(lost.sum())))
+                let missing = emitted.saturating_sub(came.saturating_add(lost.sum()));
+                // Notes of the drain's own are among what came without numbers.
+                if self.raw_records > 0 { passed_over.max(missing) } else { missing }
             }
+        }
+    }
+
+    /// What its writers dropped in the whole life of a ring that is done with, but for those that found no
+    /// place in it.
+    fn dropped_in_ring(&self) -> Option<u64> {
+        let end = self.end.as_ref().filter(|end| end.reason == END_DONE)?;
+        let here = end.dropped_events.sum() - end.dropped_events.of(Cause::NoSlot);
+        match end.ring_dropped {
+            0 => (self.taken_before == 0).then_some(here),
+            all => Some(all),
         }
     }
 

@@ -38,10 +38,11 @@ impl Writer {
 /// Follows the writers of a stream.
 #[derive(Default)]
 pub(super) struct Numbers {
-    writers: HashMap<(u32, u64, u32), Writer>,
+    /// Those of one name, one after the other: a thread id is used again, and a program that replaces
+    /// itself (`exec`) keeps its own.
+    writers: HashMap<(u32, u64, u32), Vec<Writer>>,
+    writer_count: usize,
     missing_records: u64,
-    /// Of writers whose names others have by now.
-    others_of_former: u64,
 }
 
 impl Numbers {
@@ -49,36 +50,36 @@ impl Numbers {
     /// says it has dropped since, are missing. In a `late` stream others may have had what comes
     /// before the first block of a writer.
     pub fn observe(&mut self, header: &BlockHeader, late: bool) {
-        let key = (header.pid, header.start, header.tid);
-        let full = self.writers.len() >= MAX_WRITERS;
-        match self.writers.get_mut(&key) {
-            Some(writer) if header.first > 0 || header.first_ts == writer.born_ts => {
-                let passed_over = header.first.saturating_sub(writer.next);
-                let dropped = header.lost_total.saturating_sub(writer.lost_total);
-                self.missing_records =
-                    self.missing_records.saturating_add(passed_over.saturating_sub(dropped));
-                let next = header.first.saturating_add(header.numbered.into());
-                writer.next = writer.next.max(next);
-                writer.lost_total = writer.lost_total.max(header.lost_total);
-                writer.others = writer.others.max(header.lost_for_other_causes());
+        let writers = self.writers.entry((header.pid, header.start, header.tid)).or_default();
+        let known = match header.first {
+            0 => writers.iter_mut().rfind(|writer| writer.born_ts == header.first_ts),
+            _ => {
+                let at = writers.iter().rposition(|writer| writer.born_ts <= header.first_ts);
+                at.or(writers.len().checked_sub(1)).and_then(|at| writers.get_mut(at))
             }
-            Some(writer) => {
-                self.others_of_former += writer.others_here();
-                *writer = Writer::beginning_with(header);
-            }
-            None if full => {}
-            None => {
-                let before = if late { 0 } else { header.first.saturating_sub(header.lost_total) };
-                self.missing_records = self.missing_records.saturating_add(before);
-                self.writers.insert(key, Writer::beginning_with(header));
-            }
+        };
+        if let Some(writer) = known {
+            let passed_over = header.first.saturating_sub(writer.next);
+            let dropped = header.lost_total.saturating_sub(writer.lost_total);
+            self.missing_records =
+                self.missing_records.saturating_add(passed_over.saturating_sub(dropped));
+            let next = header.first.saturating_add(header.numbered.into());
+            writer.next = writer.next.max(next);
+            writer.lost_total = writer.lost_total.max(header.lost_total);
+            writer.others = writer.others.max(header.lost_for_other_causes());
+        } else if self.writer_count < MAX_WRITERS {
+            self.writer_count += 1;
+            let is_former = late || !writers.is_empty();
+            let before = if is_former { 0 } else { header.first.saturating_sub(header.lost_total) };
+            self.missing_records = self.missing_records.saturating_add(before);
+            writers.push(Writer::beginning_with(header));
         }
     }
 
     /// What the writers dropped here for causes that blocks do not tell, at least.
     pub fn lost_for_other_causes(&self) -> u64 {
-        let lost = self.writers.values().map(Writer::others_here);
-        lost.fold(self.others_of_former, u64::saturating_add)
+        let lost = self.writers.values().flatten().map(Writer::others_here);
+        lost.fold(0, u64::saturating_add)
     }
 
     /// Records that were passed over and that nobody has dropped.
@@ -127,6 +128,13 @@ mod tests {
         assert_eq!(missing_in(true, &late_start), 0);
         // Where nobody else had the beginning, it is.
         assert_eq!(missing_in(false, &late_start), 697);
+    }
+
+    #[test]
+    fn what_a_program_stored_before_it_replaced_itself_may_come_behind_what_came_since() {
+        let blocks = [(1, 0, 10, 5, 0), (1, 0, 10, 99, 0), (1, 10, 500, 6, 0), (1, 10, 7, 100, 0)];
+        assert_eq!(missing(&blocks), 0);
+        assert_eq!(missing(&[&blocks[..], &[(1, 520, 1, 7, 0)]].concat()), 10);
     }
 
     #[test]

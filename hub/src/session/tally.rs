@@ -73,9 +73,11 @@ pub(super) struct OfRing {
     pub came: u64,
     /// Of these, that another stream of this server brought too.
     pub again: u64,
-    /// That its writers dropped in its whole life, those that found no place in it left out, where its
-    /// last drain says so.
-    pub dropped: u64,
+    /// That its writers dropped in its whole life, those that found no place in it left out, as its last
+    /// drain says.
+    pub dropped: Option<u64>,
+    /// Whether some came without numbers: nobody knows which of them another stream brought too.
+    pub has_raw: bool,
 }
 
 impl Tally {

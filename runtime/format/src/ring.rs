@@ -38,7 +38,7 @@
 //! next page ([`crate::NOTE_LOSS`]), and adds to `told`; what is not yet told when it ends
 //! (`dropped` minus `told`) the drain tells in its place.
 //!
-//! **Attaching.** Under `lock` (the owner's tid; free is 0; bounded, yielding, taken over when
+//! **Attaching.** Under `lock` (the owner's pid; free is 0; bounded, yielding, taken over when
 //! the owner is dead) a process takes a [`RingProcess`] entry and adds 1 to `writers`; the process
 //! that finds `t0_ns` 0 fills the lower half of the header. Detaching sets the entry to
 //! [`PROCESS_DETACHED`] and takes 1 off; events after that are still stored. The drain frees
@@ -47,7 +47,9 @@
 //! is dead. When nothing is left the drain sets `command` to [`COMMAND_CLOSED`] under the lock and unlinks the name; a process that
 //! finds a closed ring makes a new one.
 //!
-//! A dead process is one whose pid has no process or one of another start time.
+//! A dead process is one whose pid has no process or one of another start time. That can be told in
+//! one pid namespace only, so a ring is for the processes and drains of one
+//! ([`RingControl::pid_namespace`]): those of another do not use it, and leave it as it is.
 //!
 //! # Version 2
 //!
@@ -59,12 +61,14 @@ use crate::RING_CAUSES;
 
 /// First bytes of a ring, zero-filled to eight.
 pub const RING_MAGIC: [u8; 8] = *b"TKSHM\0\0\0";
+/// Inode of the pid namespace that a machine starts with: [`RingControl::pid_namespace`].
+pub const FIRST_PID_NAMESPACE: u64 = 0xefff_fffc;
 /// The ring of pages.
 pub const RING_VERSION: u32 = 3;
 /// The ring that is one byte stream (2).
 pub const RING_VERSION_STREAM: u32 = 2;
-/// How the name of a ring begins that is not whole yet; its maker's pid follows. It gets its own
-/// name when it is.
+/// How the name of a ring begins that is not whole yet; its maker's pid follows, or in another pid
+/// namespace than the machine's first a number that no process has. It gets its own name when it is.
 pub const RING_UNBORN_PREFIX: &str = ".callsight-";
 /// A ring NAME that a drain has made in advance is named this and NAME, until the first process that
 /// wants it gives it that name.
@@ -178,8 +182,10 @@ pub struct RingControl {
     pub spare_maker: u32,
     /// 0.
     pub pad: u32,
+    /// The pid namespace of whoever made it: inode of `/proc/self/ns/pid`; 0 where it is not known.
+    pub pid_namespace: u64,
     /// 0.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 4],
 }
 
 const _: () = assert!(size_of::<RingControl>() == RING_CONTROL_BYTES);

@@ -56,6 +56,9 @@ global_asm!(
     ".popsection",
 );
 
+/// What a filter of system calls sees as the processor (`AUDIT_ARCH_AARCH64`).
+pub const AUDIT_NUMBER: u32 = 0xc000_00b7;
+
 /// Page size that any kernel for this processor uses at most.
 pub const PAGE_BYTES: usize = 65536;
 
@@ -203,6 +206,7 @@ pub mod nr {
     pub const MADVISE: usize = 233;
     pub const PRLIMIT64: usize = 261;
     pub const RENAMEAT2: usize = 276;
+    pub const SECCOMP: usize = 277;
 }
 
 /// Adds to the number at `base + AT`, which only this thread and its signal handlers change, so that

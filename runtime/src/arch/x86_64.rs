@@ -56,6 +56,9 @@ global_asm!(
     ".popsection",
 );
 
+/// What a filter of system calls sees as the processor (`AUDIT_ARCH_X86_64`).
+pub const AUDIT_NUMBER: u32 = 0xc000_003e;
+
 /// Page size that any kernel for this processor uses at most.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -213,6 +216,7 @@ pub mod nr {
     pub const FLOCK: usize = 73;
     pub const PRLIMIT64: usize = 302;
     pub const RENAMEAT2: usize = 316;
+    pub const SECCOMP: usize = 317;
     pub const KILL: usize = 62;
     pub const FSTAT: usize = 5;
 }

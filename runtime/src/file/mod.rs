@@ -5,7 +5,7 @@
 //! what must be said when no more can be stored: why, and what each thread lost from then on,
 //! counted in place, so that even a killed process leaves exact numbers.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use callsight_format::{
     Cause, EVENT_BYTES, FILE_HEADER_MAPPED_BYTES, FILE_WINDOW_BYTES, LossNote, MARK_CLOCK,
@@ -68,6 +68,10 @@ static STOP_CAUSE: AtomicU32 = AtomicU32::new(0);
 /// Losses of threads without a place of their own, and where they are counted.
 static SHARED_LOST: AtomicU64 = AtomicU64::new(0);
 static SHARED_LOSS_WORD: AtomicU64 = AtomicU64::new(0);
+/// Where the count stands in the loss note at the head of the current segment, for losses that have no
+/// other place. A forked child finds its parent's until it has a segment of its own, and
+/// counts there what it loses if it cannot make one.
+static HEAD_LOSS_WORD: AtomicUsize = AtomicUsize::new(0);
 
 struct Locked {
     _held: Held<'static>,
@@ -188,10 +192,17 @@ pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
 
 /// Counts an event among those of threads without a place of their own. No system call.
 pub fn count_shared_loss(cause: Cause) {
-    SHARED_LOST.fetch_add(1, Relaxed);
     let word = SHARED_LOSS_WORD.load(Relaxed) as usize;
     if word != 0 {
-        write_count(word, cause, &SHARED_LOST);
+        SHARED_LOST.fetch_add(1, Relaxed);
+        return write_count(word, cause, &SHARED_LOST);
+    }
+    let word = HEAD_LOSS_WORD.load(Relaxed) as *const AtomicU64;
+    // SAFETY: null, or in a segment that stays mapped: the current one, or in a forked child the one
+    // that its parent had then.
+    if let Some(word) = unsafe { word.as_ref() } {
+        // By addition: several processes may count here.
+        word.fetch_add(notes::ONE_LOST, Relaxed);
     }
 }
 

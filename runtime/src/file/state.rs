@@ -9,8 +9,8 @@ use callsight_format::{
 
 use super::segment::{NO_SEGMENT, Segment, count_events};
 use super::{
-    CLOSING_RECORDS, FIRST_STEP_BYTES, KEPT_MAPPED, LARGEST_STEP_BYTES, NOTE_COUNT_OFFSET,
-    REMEMBERED, STOP_CAUSE, STOPPED, UNLIMITED_SEGMENT_BYTES, WINDOW_BYTES,
+    CLOSING_RECORDS, FIRST_STEP_BYTES, HEAD_LOSS_WORD, KEPT_MAPPED, LARGEST_STEP_BYTES,
+    NOTE_COUNT_OFFSET, REMEMBERED, STOP_CAUSE, STOPPED, UNLIMITED_SEGMENT_BYTES, WINDOW_BYTES,
 };
 use crate::bytes::Text;
 use crate::guard;
@@ -321,27 +321,31 @@ impl State {
         let before = self.count.checked_sub(2).and_then(|index| self.segments.get(index));
         let before = before.map(|segment| segment.next);
         let mut full = None;
-        let mut put = |func, site| match self.head_slot() {
-            Ok(slot) => {
-                window::put_marker(slot, tid, clock::now(), func, site);
-                true
-            }
-            Err(stop) => {
-                full = Some(stop);
-                false
-            }
-        };
+        let mut put = |func, site| self.put_in_head(tid, (func, site), &mut full);
         let _ = before.is_none_or(|bytes| notes::segment(bytes, &mut put))
             && notes::process(notes::Again::Yes, &mut put)
             && process::tell_ring_trouble(&mut put)
             && notes::modules(true, &mut put);
+        let at = self.current().map_or(0, |segment| segment.base + segment.next);
+        let nothing = LossNote { cause: Cause::Io as u32, events: 0, first: 0, last: 0 };
+        notes::loss(&nothing, &mut |func, site| self.put_in_head(tid, (func, site), &mut full));
         if let Some(stop) = full {
             return Err(stop);
         }
+        HEAD_LOSS_WORD.store(at + NOTE_COUNT_OFFSET, Release);
         let segment = self.current().ok_or(Stop::io(0))?;
         let first = segment.base + segment.next;
         segment.next = (segment.next / WINDOW_BYTES + 1) * WINDOW_BYTES;
         Ok(Window { first, end: segment.base + segment.next })
+    }
+
+    /// Stores a record there, or says in `full` why there is no room.
+    fn put_in_head(&mut self, tid: u32, words: (u64, u64), full: &mut Option<Stop>) -> bool {
+        match self.head_slot() {
+            Ok(slot) => window::put_marker(slot, tid, clock::now(), words.0, words.1),
+            Err(stop) => *full = Some(stop),
+        }
+        full.is_none()
     }
 
     /// The next slot of the head; always with a slot behind it in the same window.

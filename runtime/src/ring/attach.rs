@@ -1,24 +1,27 @@
 //! Coming to a ring and leaving it: opened or made, checked, and counted in under its lock.
 
+use core::mem::offset_of;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use callsight_format::{
-    COMMAND_CLOSED, COMMAND_RECORD, Origin, PROCESS_ATTACHED, PROCESS_DETACHED, PROCESS_FREE,
-    RING_DEFAULT_BYTES, RING_HEADER_BYTES, RING_MAGIC, RING_MIN_BYTES, RING_PROCESSES,
-    RING_PROCESSES_OFFSET, RING_SPARE_PREFIX, RING_UNBORN_PREFIX, RING_VERSION,
-    RING_VERSION_STREAM, RingHeader, RingLayout, RingProcess,
+    COMMAND_CLOSED, COMMAND_RECORD, FIRST_PID_NAMESPACE, FLAG_TICKS, Origin, PROCESS_ATTACHED,
+    PROCESS_DETACHED, PROCESS_FORKED, PROCESS_FREE, RING_CONTROL_OFFSET, RING_DEFAULT_BYTES,
+    RING_HEADER_BYTES, RING_MAGIC, RING_MIN_BYTES, RING_PROCESSES, RING_PROCESSES_OFFSET,
+    RING_SPARE_PREFIX, RING_UNBORN_PREFIX, RING_VERSION, RING_VERSION_STREAM, RingControl,
+    RingHeader, RingLayout, RingProcess,
 };
 
-use super::turn::Turn;
+use super::turn::{self, Turn};
 use super::{
     BASE, LAYOUT, base, control, free_bits, header, layout, total_dropped, word32, word64, writer,
 };
 use crate::bytes::Text;
 use crate::guard::{self, Holds};
 use crate::process::{self, Sink};
-use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
+use crate::sys::{self, EAGAIN, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
 use crate::threads::{self, Slot};
-use crate::{clock, config, proc_fs, stream};
+use crate::{clock, config, filter, proc_fs, stream};
 
 /// A ring file that was opened and mapped.
 pub struct Mapped {
@@ -30,11 +33,41 @@ pub struct Mapped {
     pub capacity: u32,
 }
 
+/// The pid namespace of this process; 0 where it is not known.
+static NAMESPACE: AtomicU64 = AtomicU64::new(0);
+
+const FOREIGN: &[u8] = b"it is of another pid namespace, as of another container: \
+    run the drain in this one, or share the namespace";
+const PROC_IS_ANOTHERS: &[u8] = b"/proc is that of another pid namespace, \
+    and does not say who this process is: mount one of its own";
+
+/// Whether a ring that was made in this pid namespace is for others: pid and start time, by which a
+/// ring knows who lives, say nothing to them of us, nor to us of them.
+fn is_foreign(made_in: u64) -> bool {
+    let own = NAMESPACE.load(Relaxed);
+    made_in != 0 && own != 0 && made_in != own
+}
+
+fn find_out_namespace() -> Result<(), &'static [u8]> {
+    let me = process::identity();
+    let own = proc_fs::pid_namespace(me.pid).ok_or(PROC_IS_ANOTHERS)?;
+    if own == 0 && me.flags & PROCESS_FORKED != 0 && me.parent_pid == 0 {
+        // Only a parent in another one has no number here.
+        return Err(FOREIGN);
+    }
+    NAMESPACE.store(own, Relaxed);
+    Ok(())
+}
+
 /// Opens the ring of `TRACE_SHM`, or makes it, and attaches this process.
 ///
 /// # Errors
 /// Why it cannot be used; files are written instead.
 pub fn attach() -> Result<Sink, &'static [u8]> {
+    if filter::forbids(filter::LOOK | filter::MAKE) {
+        return Err(b"a filter of system calls forbids to open it");
+    }
+    find_out_namespace()?;
     // A closed ring loses its name within a moment.
     for _ in 0..200 {
         let mapped = open_or_create()?;
@@ -42,21 +75,50 @@ pub fn attach() -> Result<Sink, &'static [u8]> {
             stream::attach(&mapped);
             return Ok(Sink::Stream);
         }
-        if attach_to(&mapped)? {
+        let attached = attach_to(&mapped);
+        if attached == Ok(true) {
             return Ok(Sink::Ring);
         }
         let bytes = RingLayout::of(u64::from(mapped.capacity)).total_bytes;
         guard::unmap(mapped.base, bytes as usize);
+        attached?;
         sys::sleep_ns(1_000_000);
     }
     Err(b"it is closed and keeps its name; remove it")
 }
 
+/// Attaches a forked child to the ring of its parent, which it has mapped already: whatever the parent
+/// has given up since (rights, a root folder, room for descriptors or addresses), nothing is opened.
+/// `false` where that ring is closed, or for another pid namespace.
+pub fn attach_again() -> bool {
+    let base = base();
+    if base == 0 || is_elsewhere() {
+        return false;
+    }
+    let mapped = Mapped { base, version: RING_VERSION, capacity: layout().capacity };
+    attach_to(&mapped).unwrap_or(false)
+}
+
+/// Whether this forked child is not in the pid namespace that its parent's ring is for. Where
+/// nobody says, a parent that it cannot see tells.
+fn is_elsewhere() -> bool {
+    let me = process::identity();
+    me.parent_pid == 0 || proc_fs::pid_namespace(me.pid).is_none_or(is_foreign)
+}
+
 /// Attaches to a version 3 ring. `Ok(false)` when it is closed.
+///
+/// # Errors
+/// Its times are of another clock: one header says for all of its processes what they mean.
 fn attach_to(mapped: &Mapped) -> Result<bool, &'static [u8]> {
     let _lock = AttachLock::take(mapped.base);
     if field!(word32, control(mapped.base), command).load(Acquire) == COMMAND_CLOSED {
         return Ok(false);
+    }
+    let is_new = field!(word64, header(mapped.base), t0_ns).load(Acquire) == 0;
+    let theirs = field!(word32, header(mapped.base), flags).load(Relaxed);
+    if !is_new && (theirs ^ clock::origin().flags) & FLAG_TICKS != 0 {
+        return Err(b"those who record into it have another clock (TRACE_CLOCK)");
     }
     let me = process::identity();
     // Where the table is full its writers name it, until it is dead.
@@ -66,12 +128,16 @@ fn attach_to(mapped: &Mapped) -> Result<bool, &'static [u8]> {
         field!(word32, entry, state).store(PROCESS_ATTACHED, Release);
         field!(word32, header(mapped.base), writers).fetch_add(1, AcqRel);
     }
-    if field!(word64, header(mapped.base), t0_ns).load(Acquire) == 0 {
+    if is_new {
         write_origin(mapped.base, &clock::origin());
     }
-    // SAFETY: see `layout`.
-    unsafe { *LAYOUT.get() = RingLayout::of(u64::from(mapped.capacity)) };
-    BASE.store(mapped.base, Relaxed);
+    if BASE.load(Relaxed) != mapped.base {
+        // A child that is forked meanwhile must not find the one with the other.
+        BASE.swap(0, AcqRel);
+        // SAFETY: see `layout`.
+        unsafe { *LAYOUT.get() = RingLayout::of(u64::from(mapped.capacity)) };
+        BASE.store(mapped.base, Release);
+    }
     Ok(true)
 }
 
@@ -124,10 +190,12 @@ fn is_gone(entry: *const RingProcess) -> bool {
     let pid = field!(word32, entry, pid).load(Relaxed);
     let start = field!(word64, entry, start).load(Relaxed);
     sys::process_is_gone(pid)
-        || proc_fs::Stat::of(pid).is_some_and(|now| now.has_ended || now.start != start)
+        || proc_fs::Stat::of(pid)
+            // 0 where it is not known.
+            .is_some_and(|now| now.has_ended || start != 0 && now.start != start)
 }
 
-/// The lock for attaching and detaching, held by a tid; taken over from one that is gone, given
+/// The lock for attaching and detaching, held by a pid (a tid would be asked for); taken over from one that is gone, given
 /// up after half a second: then the work is done without it, which at worst miscounts `writers`.
 struct AttachLock {
     word: &'static AtomicU32,
@@ -137,7 +205,7 @@ struct AttachLock {
 impl AttachLock {
     fn take(base: usize) -> AttachLock {
         let word = field!(word32, header(base), lock);
-        let me = sys::gettid();
+        let me = process::identity().pid;
         for round in 0..500 {
             let owner = word.load(Relaxed);
             let free = owner == 0 || (round % 16 == 15 && sys::process_is_gone(owner));
@@ -200,7 +268,7 @@ fn find(path: &[u8], name: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
     if let Some(mapped) = open(path)? {
         return Ok(Some(mapped));
     }
-    take_spare(path, name);
+    take_spare(path, name)?;
     // Another one may have taken it.
     open(path)
 }
@@ -216,21 +284,39 @@ fn open(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
 /// Gives the spare ring that a waiting drain has made ([`RING_SPARE_PREFIX`]) the name `path`, if it is
 /// what this process would make: to make one takes milliseconds, because all of its memory has to be
 /// there. What it holds is then checked like that of any other ring.
-fn take_spare(path: &[u8], name: &[u8]) {
+///
+/// # Errors
+/// The drain waits in another pid namespace, for the processes there.
+fn take_spare(path: &[u8], name: &[u8]) -> Result<(), &'static [u8]> {
     let mut spare = Text::<320>::new();
     spare.push(b"/dev/shm/").push(RING_SPARE_PREFIX.as_bytes()).push(name);
-    let Some(spare) = spare.terminated() else { return };
-    let Ok(file) = Fd::open(spare, O_RDWR | O_NOFOLLOW, 0) else { return };
-    let whole = file.stat().is_ok_and(|stat| {
-        let is_ours = stat.uid == sys::geteuid() && stat.mode & 0o077 == 0;
-        // Without holes: a full /dev/shm must never meet a store.
-        is_ours && stat.size == asked_bytes() && stat.blocks * 512 >= stat.size
-    });
-    if whole {
+    let Some(spare) = spare.terminated() else { return Ok(()) };
+    let Ok(file) = Fd::open(spare, O_RDWR | O_NOFOLLOW, 0) else { return Ok(()) };
+    let Ok(stat) = file.stat() else { return Ok(()) };
+    if stat.uid != sys::geteuid() || stat.mode & 0o077 != 0 {
+        return Ok(());
+    }
+    if is_foreign(pid_namespace_in(&file)) {
+        // Its drain holds its lock as long as it waits.
+        return if file.try_lock() == Err(EAGAIN) { Err(FOREIGN) } else { Ok(()) };
+    }
+    // Without holes: a full /dev/shm must never meet a store.
+    if stat.size == asked_bytes() && stat.blocks * 512 >= stat.size {
         // Where it fails another one was quicker.
         let _ = sys::rename(spare, path);
     }
+    Ok(())
 }
+
+/// The pid namespace that the control block of a ring names.
+fn pid_namespace_in(file: &Fd) -> u64 {
+    const AT: usize = RING_CONTROL_OFFSET + offset_of!(RingControl, pid_namespace);
+    let mut start = [0; AT + 8];
+    file.read_all(&mut start);
+    start.last_chunk().map_or(0, |word| u64::from_ne_bytes(*word))
+}
+
+const CONTRADICTION: &[u8] = b"its header contradicts itself";
 
 /// Checks a ring that is already there.
 fn map_existing(file: &Fd) -> Result<Mapped, &'static [u8]> {
@@ -269,11 +355,13 @@ fn map_existing(file: &Fd) -> Result<Mapped, &'static [u8]> {
     let base = map(file, bytes, align)?;
     // SAFETY: the control block is inside the map.
     let control = unsafe { control(base).read_volatile() };
-    if seen.version == RING_VERSION && !layout.agrees_with(&seen, &control) {
-        guard::unmap(base, bytes as usize);
-        return Err(b"its header contradicts itself");
-    }
-    Ok(Mapped { base, version: seen.version, capacity: seen.capacity })
+    let trouble = match seen.version {
+        RING_VERSION if !layout.agrees_with(&seen, &control) => CONTRADICTION,
+        RING_VERSION if is_foreign(control.pid_namespace) => FOREIGN,
+        _ => return Ok(Mapped { base, version: seen.version, capacity: seen.capacity }),
+    };
+    guard::unmap(base, bytes as usize);
+    Err(trouble)
 }
 
 fn page_align(layout: &RingLayout) -> usize {
@@ -291,6 +379,20 @@ fn map(file: &Fd, bytes: u64, align: usize) -> Result<usize, &'static [u8]> {
 
 const NO_ROOM: &[u8] = b"/dev/shm has not enough room for it";
 
+/// By what number a ring is named that this process is making: those of other pid namespaces with the
+/// same pid, as each container has a process 1, make theirs at the same time.
+fn unborn_number(pid: u32) -> u64 {
+    /// Behind the largest pid, and in front of the numbers of turns.
+    const NUMBERS: Range<u64> = 4_194_305..turn::FIRST_NUMBER as u64;
+    match NAMESPACE.load(Relaxed) {
+        0 | FIRST_PID_NAMESPACE => u64::from(pid),
+        other => {
+            let mixed = other.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(pid));
+            NUMBERS.start + mixed % (NUMBERS.end - NUMBERS.start)
+        }
+    }
+}
+
 /// Makes a ring under another name and gives it the right one when it is whole. `Ok(None)` when
 /// somebody else was quicker.
 fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
@@ -299,7 +401,7 @@ fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
     unborn
         .push(b"/dev/shm/")
         .push(RING_UNBORN_PREFIX.as_bytes())
-        .push_number(u64::from(process::identity().pid));
+        .push_number(unborn_number(process::identity().pid));
     let Some(unborn) = unborn.terminated() else { return Ok(None) };
     sys::unlink(unborn);
     let file = Fd::open(unborn, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600)
@@ -355,10 +457,16 @@ fn initialise(base: usize, layout: &RingLayout, version: u32) {
         (*words).slot_count = layout.slot_count;
         (*words).pages_offset = layout.pages_offset;
         (*words).command = COMMAND_RECORD;
+        (*words).pid_namespace = NAMESPACE.load(Relaxed);
     }
     for page in 0..layout.page_count {
         free_bits(base, page / 64).fetch_or(1 << (page % 64), Relaxed);
     }
+}
+
+/// Counts an event of a thread that has no place, whose process may not have attached.
+pub fn count_unattached() {
+    field!(word64, control(base()), no_slot).fetch_add(1, Relaxed);
 }
 
 fn has_dropped(place: &Slot) -> bool {

@@ -77,7 +77,9 @@ mod attach;
 mod turn;
 
 pub use attach::Mapped;
-pub use attach::{attach, detach, stream_words, write_origin, writers};
+pub use attach::{
+    attach, attach_again, count_unattached, detach, stream_words, write_origin, writers,
+};
 
 fn free_bits(base: usize, word: u32) -> &'static AtomicU64 {
     let first = (base + RING_BITMAP_OFFSET) as *const u64;
@@ -133,6 +135,7 @@ pub fn adopt(place: &Slot, tid: u32) {
             place.ring_begin.store(0, Relaxed);
             place.ring_begin_lost.store(0, Relaxed);
             place.ring_lost.store(total_dropped(writer), Relaxed);
+            place.ring_told.store(field!(word64, writer, told).load(Relaxed), Relaxed);
             let stored = field!(word64, writer, stored).load(Relaxed);
             place.ring_stored.store(stored, Relaxed);
             return;
@@ -161,7 +164,8 @@ fn retire_inherited(place: &Slot, slot: u32) {
         used -= EVENT_BYTES;
     }
     let records = ((used - PAGE_HEADER_BYTES) / EVENT_BYTES) as u64;
-    count_stored(place, writer, records);
+    raise(&place.ring_stored, stored_before(page).wrapping_add(records));
+    add_stored(writer, records);
     field!(word32, writer, page).store(0, Relaxed);
     if owner.compare_exchange(mine, mine | PAGE_RETIRED, AcqRel, Relaxed).is_ok() {
         field!(word64, header(base()), head).fetch_add((used - PAGE_HEADER_BYTES) as u64, Relaxed);
@@ -181,14 +185,14 @@ fn total_dropped(writer: *const RingWriter) -> u64 {
         .fold(0, |sum, cause| sum.wrapping_add(dropped(writer, cause).load(Relaxed)))
 }
 
-/// Claims a page for a thread whose cursor stands at `at`, the end of its page or 0.
+/// Claims a page for a thread whose cursor stands at `at`, the end of its page or nowhere.
 ///
 /// # Errors
 /// Why there is none; `None` while recording is paused.
 #[inline(always)]
 pub fn claim(thread: &mut Thread, at: usize) -> Result<Window, Option<Cause>> {
     let claimed = try_claim(thread, at);
-    if claimed.is_err() && at != 0 {
+    if claimed.is_err() && is_of_page(at) {
         leave(thread, at);
     }
     claimed
@@ -209,8 +213,10 @@ fn try_claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
     // SAFETY: `writer_of` found its place, which is never freed.
     let place = unsafe { &*thread.slot };
     let page = take_free_page(u64::from(place.ring_slot.load(Relaxed))).ok_or(Some(Cause::Full))?;
-    let in_page = if at == 0 { 0 } else { (page_bytes() - PAGE_HEADER_BYTES) / EVENT_BYTES };
-    let stored = place.ring_stored.load(Relaxed).wrapping_add(in_page as u64);
+    let stored = match previous(at) {
+        Some(previous) => stored_behind(previous),
+        None => place.ring_stored.load(Relaxed),
+    };
     fill_page_header(page, thread, place, writer, stored);
     let start = page as usize;
     Ok(Window { first: start + PAGE_HEADER_BYTES, end: start + page_bytes() })
@@ -222,26 +228,57 @@ fn try_claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
 #[inline(never)]
 fn leave(thread: &mut Thread, at: usize) {
     let (Some(writer), Some(page)) = (writer_of(thread), previous(at)) else { return };
-    let bytes = page_bytes() - PAGE_HEADER_BYTES;
-    let records = (bytes / EVENT_BYTES) as u64;
-    // SAFETY: `writer_of` found its place, which is never freed.
-    let place = unsafe { &*thread.slot };
-    // Added first: a signal handler that finds no page numbers its records from here.
-    count_stored(place, writer, records);
-    // SAFETY: the cursor is this thread's.
-    if unsafe { arch::swap_if_same(&raw mut thread.cursor, at, 0) } != at {
-        // A handler has opened the next page meanwhile, and left this one.
-        count_stored(place, writer, records.wrapping_neg());
+    let stored = stored_behind(page);
+    // SAFETY: the cursor is this thread's; handlers of signals change it too, hence volatile.
+    if unsafe { (&raw const thread.cursor).read_volatile() } != at {
+        // A handler has left it, and it may be another's by now.
         return;
     }
-    field!(word32, writer, page).store(0, Relaxed);
-    field!(word64, page, owner).fetch_or(PAGE_RETIRED, Release);
-    field!(word64, header(base()), head).fetch_add(bytes as u64, Relaxed);
+    // SAFETY: `writer_of` found its place, which is never freed.
+    let place = unsafe { &*thread.slot };
+    // Before: a signal handler that finds no page numbers its records from here.
+    raise(&place.ring_stored, stored);
+    // SAFETY: the cursor is this thread's.
+    if unsafe { arch::swap_if_same(&raw mut thread.cursor, at, nowhere(stored)) } == at {
+        name_page(thread, writer);
+        add_stored(writer, page_records());
+        retire(page, page_bytes() - PAGE_HEADER_BYTES);
+    }
+}
+
+/// What the cursor of a thread is that has left its last page and found no other. Never the same
+/// twice: a hook that a signal handler interrupts while it claims a page must see that the handler
+/// has filled pages meanwhile, though the thread has none again.
+fn nowhere(stored: u64) -> usize {
+    const LARGEST_PAGE_BITS: u32 = 22;
+    1 << (usize::BITS - 1) | (stored as usize) << LARGEST_PAGE_BITS
+}
+
+/// Whether a cursor points into a page, or behind it; else it is 0 or [`nowhere`].
+fn is_of_page(cursor: usize) -> bool {
+    cursor.cast_signed() > 0
 }
 
 /// The page that ends at `at`.
 fn previous(at: usize) -> Option<*const PageHeader> {
-    (at != 0).then(|| (at - page_bytes()) as *const PageHeader)
+    is_of_page(at).then(|| (at - page_bytes()) as *const PageHeader)
+}
+
+/// How many records a page holds.
+fn page_records() -> u64 {
+    ((page_bytes() - PAGE_HEADER_BYTES) / EVENT_BYTES) as u64
+}
+
+/// What its writer had stored before a page. Of the page itself, and not a count that grows when a
+/// page is left: whenever a signal handler comes, it finds the same.
+fn stored_before(page: *const PageHeader) -> u64 {
+    let first = field!(word64, page, first).load(Relaxed);
+    first.wrapping_sub(field!(word64, page, lost_total).load(Relaxed))
+}
+
+/// The same when it is full.
+fn stored_behind(page: *const PageHeader) -> u64 {
+    stored_before(page).wrapping_add(page_records())
 }
 
 fn fill_page_header(
@@ -331,32 +368,73 @@ pub fn give_back(first: usize) {
     free_bits(base(), index / 64).fetch_or(1 << (index % 64), Release);
 }
 
-/// The thread left the page that ends at `at` for the one whose events start at `first`.
+/// The thread left the page that ends at `at` for the next one, whose events start at `first`.
 pub fn opened(thread: &Thread, at: usize, first: usize) {
-    let Some(writer) = writer_of(thread) else { return };
-    let page = (first - PAGE_HEADER_BYTES) as *const PageHeader;
-    field!(word32, writer, page).store(page_index(page as usize) + 1, Relaxed);
+    // SAFETY: who has claimed a page has a place, which is never freed, and a writer.
+    let writer = unsafe { &*thread.slot }.ring_writer.load(Relaxed) as *const RingWriter;
+    let (page, page_bytes) = (first - PAGE_HEADER_BYTES, page_bytes());
+    field!(word32, writer, page).store(page_index(page) + 1, Relaxed);
+    // SAFETY: the cursor is this thread's; handlers of signals change it too, hence volatile.
+    let now = unsafe { (&raw const thread.cursor).read_volatile() };
+    if now.wrapping_sub(first) >= page_bytes {
+        // A signal handler has opened another one in between, or has none any more.
+        name_page(thread, writer);
+    }
     if let Some(previous) = previous(at) {
-        let bytes = page_bytes() - PAGE_HEADER_BYTES;
-        let records = (bytes / EVENT_BYTES) as u64;
-        // SAFETY: `writer_of` found its place, which is never freed.
-        count_stored(unsafe { &*thread.slot }, writer, records);
-        // Nobody else writes the owner of a page that is not retired: no locked instruction, which
-        // would wait for the stores before it.
-        let owner = field!(word64, previous, owner);
-        owner.store(owner.load(Relaxed) | PAGE_RETIRED, Release);
-        field!(word64, header(base()), head).fetch_add(bytes as u64, Relaxed);
+        // The thread's own count stands in its page's header, until it has none.
+        let bytes = page_bytes - PAGE_HEADER_BYTES;
+        add_stored(writer, (bytes / EVENT_BYTES) as u64);
+        retire(previous, bytes);
     }
 }
 
-/// Adds to what a thread, which is the caller or gone, has stored in pages that it left.
+/// Says which page the thread writes to: asked again behind the answer, since a signal handler may
+/// have opened another one in between.
+#[cold]
+fn name_page(thread: &Thread, writer: *const RingWriter) {
+    let cursor = &raw const thread.cursor;
+    loop {
+        // SAFETY: as in `opened`.
+        let at = unsafe { cursor.read_volatile() };
+        let page = if is_of_page(at) { page_index(at - EVENT_BYTES) + 1 } else { 0 };
+        field!(word32, writer, page).store(page, Relaxed);
+        // SAFETY: as above.
+        if unsafe { cursor.read_volatile() } == at {
+            return;
+        }
+    }
+}
+
+/// Gives a full page that this thread has left, with so many bytes of records, to the drain.
+fn retire(page: *const PageHeader, bytes: usize) {
+    // Nobody else writes the owner of a page that is not retired: no locked instruction, which
+    // would wait for the stores before it.
+    let owner = field!(word64, page, owner);
+    owner.store(owner.load(Relaxed) | PAGE_RETIRED, Release);
+    field!(word64, header(base()), head).fetch_add(bytes as u64, Relaxed);
+}
+
+/// Adds to what a thread, which is the caller or gone, has stored in pages that it left: once for each,
+/// by whoever left it.
 #[inline(always)]
-fn count_stored(place: &Slot, writer: *const RingWriter, records: u64) {
-    let place = core::ptr::from_ref(place).cast_mut().cast::<u8>();
-    // SAFETY: nobody else writes to either while the thread lives.
-    unsafe {
-        arch::add::<{ offset_of!(Slot, ring_stored) }>(place, records);
-        arch::add::<{ offset_of!(RingWriter, stored) }>(writer as *mut u8, records);
+fn add_stored(writer: *const RingWriter, records: u64) {
+    // SAFETY: nobody else writes to it while the thread lives.
+    unsafe { arch::add::<{ offset_of!(RingWriter, stored) }>(writer as *mut u8, records) };
+}
+
+/// Raises a count to what it is at least: a signal handler may have left a later page meanwhile.
+fn raise(count: &AtomicU64, least: u64) {
+    loop {
+        let found = count.load(Relaxed);
+        if found >= least {
+            return;
+        }
+        // SAFETY: nobody else writes to either while the thread lives.
+        let swapped =
+            unsafe { arch::swap_if_same(count.as_ptr().cast(), found as usize, least as usize) };
+        if swapped == found as usize {
+            return;
+        }
     }
 }
 
@@ -367,45 +445,50 @@ pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
         return;
     };
     field!(word64, writer, untold_last).store(ts, Relaxed);
+    // Before the sum: no page, and no note, of a signal handler says more than is counted here.
+    dropped(writer, cause).fetch_add(1, Relaxed);
     // SAFETY: `writer_of` found its place, which is never freed.
     unsafe { (*thread.slot).ring_lost.fetch_add(1, Relaxed) };
-    dropped(writer, cause).fetch_add(1, Relaxed);
     let first = field!(word64, writer, untold_first);
     if first.load(Relaxed) == 0 {
         first.store(ts.max(1), Relaxed);
     }
 }
 
-/// Whether there is an [`untold`] loss.
+/// Whether there is a loss that no note of this thread tells.
 pub fn has_untold(thread: &Thread) -> bool {
-    writer_of(thread).is_some_and(|writer| field!(word64, writer, untold_first).load(Relaxed) != 0)
+    // SAFETY: a place in a static table, or null.
+    unsafe { thread.slot.as_ref() }
+        .is_some_and(|place| place.ring_told.load(Relaxed) != place.ring_lost.load(Relaxed))
 }
 
-/// What this thread lost and its stream does not yet tell.
-pub fn untold(thread: &Thread) -> Option<LossNote> {
+/// What this thread lost and no note of it tells, for the caller to tell: for nobody else. A signal
+/// handler that opens a page meanwhile has told it, or finds nothing to tell.
+pub fn take_untold(thread: &Thread) -> Option<LossNote> {
     let writer = writer_of(thread)?;
-    let told = field!(word64, writer, told).load(Relaxed);
     // SAFETY: `writer_of` found its place, which is never freed.
-    let events = unsafe { (*thread.slot).ring_lost.load(Relaxed) }.wrapping_sub(told);
+    let place = unsafe { &*thread.slot };
+    // Before the count: what comes behind it has a first time again.
+    let first = field!(word64, writer, untold_first).swap(0, Relaxed);
+    let last = field!(word64, writer, untold_last).load(Relaxed);
+    let mut told = place.ring_told.load(Relaxed);
+    let events = loop {
+        let lost = place.ring_lost.load(Relaxed);
+        match place.ring_told.compare_exchange(told, lost, Relaxed, Relaxed) {
+            Ok(_) => break lost.wrapping_sub(told),
+            Err(by_handler) => told = by_handler,
+        }
+    };
     let limit = dropped(writer, Cause::Budget).load(Relaxed) > 0;
     let cause = if limit { Cause::Budget } else { Cause::Full };
-    (events > 0).then(|| LossNote {
-        cause: cause as u32,
-        events,
-        first: field!(word64, writer, untold_first).load(Relaxed),
-        last: field!(word64, writer, untold_last).load(Relaxed),
-    })
+    let first = if first == 0 { last } else { first };
+    (events > 0).then_some(LossNote { cause: cause as u32, events, first, last })
 }
 
-/// The stream now tells of `events` more.
+/// The data now tells of `events` more. Behind their note: what it does not tell when the thread is
+/// killed, the drain does.
 pub fn told(thread: &Thread, events: u64) {
     if let Some(writer) = writer_of(thread) {
-        let first = field!(word64, writer, untold_first);
-        first.store(0, Relaxed);
-        let told = field!(word64, writer, told).fetch_add(events, Release).wrapping_add(events);
-        if told != total_dropped(writer) && first.load(Relaxed) == 0 {
-            // A signal handler lost something between the note and this.
-            first.store(field!(word64, writer, untold_last).load(Relaxed).max(1), Relaxed);
-        }
+        field!(word64, writer, told).fetch_add(events, Release);
     }
 }

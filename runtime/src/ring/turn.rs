@@ -12,7 +12,7 @@ use crate::sys::{self, EAGAIN, Fd, O_CREAT, O_NOFOLLOW, O_RDWR};
 
 /// No process has such a number (2^22 is the most), so that a file named by it is taken for what a maker
 /// has left who is gone, and goes as that does.
-const FIRST_NUMBER: u32 = 4_194_304_000;
+pub const FIRST_NUMBER: u32 = 4_194_304_000;
 const NUMBERS: u32 = 100_000_000;
 /// How long one holder is waited for at least. To make 16 MiB takes 10 ms.
 const PATIENCE_MS: u64 = 500;

@@ -28,14 +28,19 @@ pub use sheet::Sheet;
 use crate::arch;
 use crate::process::{self, Sink};
 use crate::threads::{self, OWES_PROCESS, Slot, Thread};
-use crate::{clock, hook};
+use crate::{clock, filter, hook};
 
 /// A header in a mapped file, for the calls of threads that have none; 0 without one.
 static SHARED: AtomicUsize = AtomicUsize::new(0);
+/// That of the parent, or of one before it: a forked child counts there what it cannot make a file for.
+static PARENTS: AtomicUsize = AtomicUsize::new(0);
 
 /// A forked child starts files of its own; the parent's mappings stay, unused.
 pub fn after_fork() {
-    SHARED.store(0, Relaxed);
+    let header = SHARED.swap(0, Relaxed);
+    if header != 0 {
+        PARENTS.store(header, Relaxed);
+    }
     sheet::after_fork();
 }
 
@@ -50,13 +55,16 @@ pub fn end_of_map(address: usize) -> Option<usize> {
         // SAFETY: null, or a sheet, which stays mapped while a place names it.
         unsafe { sheet.as_ref() }.map_or(0, |sheet| sheet.file)
     });
-    let shared = SHARED.load(Acquire);
-    files.chain([shared]).find_map(|file| sheet::end_of_map(file, address))
+    let shared = [SHARED.load(Acquire), PARENTS.load(Relaxed)];
+    files.chain(shared).find_map(|file| sheet::end_of_map(file, address))
 }
 
 /// Gives a thread its sheet: that of the thread whose place it took, or a new one. 0 when there is
 /// no memory or no file for it. Signals are blocked.
 pub fn start(slot: &Slot, tid: u32) -> usize {
+    if filter::forbids(filter::LOOK | filter::MAKE) {
+        return 0;
+    }
     let mut sheet = slot.window.swap(0, AcqRel) as *mut Sheet;
     if sheet.is_null() {
         let Some(new) = Sheet::new() else { return 0 };
@@ -173,7 +181,8 @@ fn count_missing(thread: &Thread, calls: u64) {
     let sheet = thread.cursor as *mut Sheet;
     // SAFETY: null, or this thread's.
     let own = unsafe { sheet.as_ref() }.map_or(0, |sheet| sheet.file);
-    let header = if own == 0 { SHARED.load(Acquire) } else { own } as *mut SummaryHeader;
+    let headers = [own, SHARED.load(Acquire), PARENTS.load(Relaxed)];
+    let header = headers.into_iter().find(|&header| header != 0).unwrap_or(0) as *mut SummaryHeader;
     if !header.is_null() && calls > 0 {
         // SAFETY: a header in a mapped file; several threads may share it.
         unsafe { AtomicU64::from_ptr(&raw mut (*header).truncated) }.fetch_add(calls, Relaxed);

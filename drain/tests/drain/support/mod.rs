@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-pub use process::{Drain, Process, TestProcess, wait_until};
+pub use process::{Drain, Process, TestProcess, own_pid_namespace, wait_until};
 pub use ring::{Ring, Writer, writer_at};
 pub use server::{Capture, Server, read_capture};
 

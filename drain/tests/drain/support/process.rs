@@ -1,6 +1,7 @@
 //! The drain as a child, and children that stand for traced processes.
 
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -31,6 +32,11 @@ impl Process {
         let start = behind_name.split_whitespace().nth(19).expect("field 22");
         Process { pid, start: start.parse().expect("a number") }
     }
+}
+
+/// The pid namespace of the test: inode of `/proc/self/ns/pid`.
+pub fn own_pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").expect("a namespace").ino()
 }
 
 /// A child that does nothing until it is killed.

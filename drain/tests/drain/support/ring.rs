@@ -125,6 +125,11 @@ impl Ring {
         self.u64(RING_CONTROL_OFFSET + at)
     }
 
+    /// As if it had been made in this pid namespace.
+    pub fn made_in(&self, pid_namespace: u64) {
+        self.control(offset_of!(RingControl, pid_namespace)).store(pid_namespace, Relaxed);
+    }
+
     pub fn process(&self, entry: usize) -> usize {
         RING_PROCESSES_OFFSET + entry * RING_PROCESS_BYTES
     }
