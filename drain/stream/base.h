@@ -217,6 +217,21 @@ static uint64_t get_le(const unsigned char *bytes, size_t count)
     return value;
 }
 
+/* A word in the order of this machine, wherever it stands. */
+static inline uint64_t word_at(const unsigned char *bytes)
+{
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+    return word;
+}
+
+/* get_le of four bytes, in the form that compilers know for one load. */
+static inline uint32_t get_le32(const unsigned char *bytes)
+{
+    return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16
+           | (uint32_t)bytes[3] << 24;
+}
+
 /* ---- Processes ------------------------------------------------------------------------------ */
 
 struct process_stat {

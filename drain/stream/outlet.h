@@ -358,24 +358,35 @@ static int outlet_take_run(struct outlet *outlet, struct feed *feed, const unsig
     uint64_t ts;
     while (stopped < 0 && feed->part.read < end
            && (ts = slot_ts(bytes + feed->part.read)) != 0) {
-        memcpy(&event, bytes + feed->part.read, EVENT_BYTES);
-        event.ts = ts;
-        if (outlet->makes_raw)
-            outlet_take_raw(outlet, feed, &event);
-        if (outlet->makes_blocks) {
-            if (room == 0) {
-                packer = outlet_packer(outlet, feed);
-                room = pack_room(packer->pack);
-            }
-            room--;
-            packer->records++;
-            pack_record(packer->pack, &event, 0);
+        const unsigned char *at = bytes + feed->part.read;
+        uint32_t taken = 0;
+        if (outlet->makes_blocks && room == 0) {
+            packer = outlet_packer(outlet, feed);
+            room = pack_room(packer->pack);
         }
-        feed->number++;
-        feed->part.read += EVENT_BYTES;
+        if (packer != NULL && !outlet->makes_raw) {
+            taken = pack_known(packer->pack, at, least(room, (end - feed->part.read) / EVENT_BYTES));
+            ts = packer->pack->last_ts;
+            calls += taken;
+        }
+        if (taken == 0) {
+            memcpy(&event, at, EVENT_BYTES);
+            event.ts = ts = slot_ts(at);
+            if (outlet->makes_raw)
+                outlet_take_raw(outlet, feed, &event);
+            if (packer != NULL)
+                pack_record(packer->pack, &event, 0);
+            calls += (uint32_t)is_call(&event);
+            stopped = is_call(&event) ? -1 : event.kind;
+            taken = 1;
+        }
+        if (packer != NULL) {
+            packer->records += taken;
+            room -= taken;
+        }
+        feed->number += taken;
+        feed->part.read += taken * EVENT_BYTES;
         feed->last_ts = ts;
-        calls += (uint32_t)is_call(&event);
-        stopped = is_call(&event) ? -1 : event.kind;
     }
     outlet->events += calls;
     return stopped;

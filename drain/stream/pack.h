@@ -152,31 +152,28 @@ static void pack_frame(struct pack *pack, uint32_t frame)
     pack->header.frame_bytes += 3;
 }
 
-/* Time since the record before; one that runs backwards takes eight bytes. */
-static void pack_time(struct pack *pack, uint64_t ts)
+/* Writes the time since the record before to `out`, and to `more` what does not fit there; returns
+ * how many bytes that is. One that runs backwards takes eight. */
+static inline uint32_t put_time(unsigned char *out, unsigned char *more, uint64_t delta)
 {
-    uint64_t delta = ts - pack->last_ts;
-    unsigned char *out = &pack->deltas[pack->header.records];
-    unsigned char *more = pack->times + pack->header.time_bytes;
-    pack->last_ts = ts;
     if (delta < CALLSIGHT_TIME_LONGER) {
         *out = (unsigned char)delta;
-        return;
+        return 0;
     }
     delta -= CALLSIGHT_TIME_LONGER;
     if (delta >> 8 < CALLSIGHT_TIME_4_BYTES - CALLSIGHT_TIME_LONGER) {
         *out = (unsigned char)(CALLSIGHT_TIME_LONGER + (delta >> 8));
         *more = (unsigned char)delta;
-        pack->header.time_bytes += 1;
-    } else if (delta <= UINT32_MAX) {
+        return 1;
+    }
+    if (delta <= UINT32_MAX) {
         *out = CALLSIGHT_TIME_4_BYTES;
         put_le(more, delta, 4);
-        pack->header.time_bytes += 4;
-    } else {
-        *out = CALLSIGHT_TIME_8_BYTES;
-        put_le(more, delta, 8);
-        pack->header.time_bytes += 8;
+        return 4;
     }
+    *out = CALLSIGHT_TIME_8_BYTES;
+    put_le(more, delta, 8);
+    return 8;
 }
 
 /* ---- Functions and pairs --------------------------------------------------------------------- */
@@ -253,42 +250,70 @@ static void pack_op(struct pack *pack, unsigned op)
     pack->ops[pack->header.records] = (unsigned char)op;
 }
 
-static void pack_enter(struct pack *pack, uint64_t func, uint64_t call_site, uint32_t frame)
+/* Of the call around the next one at `depth`. */
+static inline uint32_t frame_above(const struct pack *pack, uint32_t depth)
 {
-    uint32_t above = pack->depth == 0
-                         ? pack->base
-                         : pack->stack[(pack->depth - 1) % CALLSIGHT_PACK_STACK].frame;
-    uint32_t number = *pack->context, place, op = CALLSIGHT_OP_ENTER;
-    struct pack_function *function = NULL;
-    if (number == 0 || number > pack->pair_count || pack->pairs[number - 1].func != func
-        || pack->pairs[number - 1].call_site != call_site) {
-        number = find_pair(pack, func, call_site, &place);
-        if (number != 0) {
-            op = CALLSIGHT_OP_ENTER_PAIR;
-            pack_id(pack, number - 1);
-        } else {
-            op = CALLSIGHT_OP_ENTER_NEW;
-            function = &pack->functions[pack_new_pair(pack, func, call_site, place)];
-            number = pack->pair_count;
-        }
-        *pack->context = (uint16_t)number;
-    }
+    return depth == 0 ? pack->base : pack->stack[(depth - 1) % CALLSIGHT_PACK_STACK].frame;
+}
+
+/* Whether `number`, plus one, is this pair's. */
+static inline int is_pair(const struct pack *pack, uint32_t number, uint64_t func,
+                          uint64_t call_site)
+{
+    if (number == 0 || number > pack->pair_count)
+        return 0;
+    const struct pack_pair *pair = &pack->pairs[number - 1];
+    return pair->func == func && pair->call_site == call_site;
+}
+
+static inline int is_open(const struct pack_open *open, uint64_t func, uint64_t call_site,
+                          uint32_t frame)
+{
+    return open->frame == frame && open->func == func && open->call_site == call_site;
+}
+
+/* Puts an enter of the pair `number`, plus one, on the stack at `depth`, and returns its op. */
+static inline unsigned put_enter(struct pack *pack, uint32_t number, unsigned op, uint32_t depth,
+                                 uint32_t frame)
+{
     struct pack_pair *pair = &pack->pairs[number - 1];
-    uint32_t step = (above - frame) & 0xffffff;
+    struct pack_open *open = &pack->stack[depth % CALLSIGHT_PACK_STACK];
+    uint32_t step = (frame_above(pack, depth) - frame) & 0xffffff;
     if (step != pair->step) {
-        op |= CALLSIGHT_OP_FRAME;
         pack_frame(pack, step);
         pair->step = step;
+        op |= CALLSIGHT_OP_FRAME;
     }
-    if (function != NULL)
-        function->step = step;
-    pack_op(pack, op);
-    struct pack_open *open = &pack->stack[pack->depth++ % CALLSIGHT_PACK_STACK];
-    open->func = func;
-    open->call_site = call_site;
+    open->func = pair->func;
+    open->call_site = pair->call_site;
     open->frame = frame;
     open->pair = number - 1;
-    pack->context = &pair->next[0];
+    return op;
+}
+
+/* Tells a pair that the block has, and that was not foretold; returns its number plus one. */
+static uint32_t pack_pair_again(struct pack *pack, uint16_t *context, uint64_t func,
+                                     uint64_t call_site)
+{
+    uint32_t place, number = find_pair(pack, func, call_site, &place);
+    if (number != 0) {
+        pack_id(pack, number - 1);
+        *context = (uint16_t)number;
+    }
+    return number;
+}
+
+static void pack_new_enter(struct pack *pack, uint64_t func, uint64_t call_site, uint32_t frame)
+{
+    uint32_t place;
+    find_pair(pack, func, call_site, &place);
+    struct pack_function *function
+        = &pack->functions[pack_new_pair(pack, func, call_site, place)];
+    uint32_t number = pack->pair_count;
+    *pack->context = (uint16_t)number;
+    pack_op(pack, put_enter(pack, number, CALLSIGHT_OP_ENTER_NEW, pack->depth++, frame));
+    function->step = pack->pairs[number - 1].step;
+    pack->context = &pack->pairs[number - 1].next[0];
 }
 
 /* An exit of what is not on the stack: its call began before the block, or nobody knows of it. */
@@ -309,17 +334,17 @@ static void pack_stray_exit(struct pack *pack, uint64_t func, uint64_t call_site
     pack->context = &pack->pairs[number - 1].next[1];
 }
 
-static void pack_exit(struct pack *pack, uint64_t func, uint64_t call_site, uint32_t frame)
+/* An exit of no call on top of the stack. */
+static void pack_other_exit(struct pack *pack, uint64_t func, uint64_t call_site, uint32_t frame)
 {
     uint32_t looks = pack->depth < CALLSIGHT_PACK_BELOW ? pack->depth : CALLSIGHT_PACK_BELOW;
-    for (uint32_t below = 0; below < looks; below++) {
+    for (uint32_t below = 1; below < looks; below++) {
         uint32_t at = pack->depth - 1 - below;
         const struct pack_open *open = &pack->stack[at % CALLSIGHT_PACK_STACK];
-        if (open->frame != frame || open->func != func || open->call_site != call_site)
+        if (!is_open(open, func, call_site, frame))
             continue;
-        pack_op(pack, below == 0 ? CALLSIGHT_OP_EXIT : CALLSIGHT_OP_EXIT_BELOW);
-        if (below > 0)
-            pack_id(pack, below);
+        pack_op(pack, CALLSIGHT_OP_EXIT_BELOW);
+        pack_id(pack, below);
         pack->depth = at;
         pack->context = &pack->pairs[open->pair].next[1];
         return;
@@ -370,8 +395,60 @@ static void pack_literal(struct pack *pack, unsigned op, const struct callsight_
     pack_op(pack, op);
 }
 
-/* Adds a record, or with `is_note` one of the drain's own. */
-static void pack_record(struct pack *pack, const struct callsight_event *event, int is_note)
+/* Adds the records at `at` as long as each enters a pair that the block has, or leaves the call on
+ * top of the stack, as nearly all do. Ends before any other, before a slot that is not stored yet,
+ * and at `count`, which is no more than pack_room. Returns how many it took. */
+static uint32_t pack_known(struct pack *pack, const unsigned char *at, uint32_t count)
+{
+    struct callsight_block_header *header = &pack->header;
+    const unsigned char *const end = at + (size_t)count * EVENT_BYTES;
+    unsigned char *times = pack->times + header->time_bytes;
+    uint16_t *context = pack->context;
+    uint64_t last_ts = pack->last_ts, ts;
+    uint32_t depth = pack->depth, records = header->records, taken;
+    if (records == 0)
+        return 0;
+    for (; at != end && (ts = slot_ts(at)) != 0; records++, at += EVENT_BYTES) {
+        uint64_t func = word_at(at + offsetof(struct callsight_event, func));
+        uint64_t call_site = word_at(at + offsetof(struct callsight_event, call_site));
+        uint32_t kind_frame = get_le32(at + offsetof(struct callsight_event, kind));
+        uint32_t frame = kind_frame >> 8;
+        if ((kind_frame & 0xff) == CALLSIGHT_KIND_ENTER) {
+            uint32_t number = *context;
+            unsigned op = CALLSIGHT_OP_ENTER;
+            if (!is_pair(pack, number, func, call_site)) {
+                number = pack_pair_again(pack, context, func, call_site);
+                if (number == 0)
+                    break;
+                op = CALLSIGHT_OP_ENTER_PAIR;
+            }
+            pack->ops[records] = (unsigned char)put_enter(pack, number, op, depth++, frame);
+            context = &pack->pairs[number - 1].next[0];
+        } else {
+            const struct pack_open *open = &pack->stack[(depth - 1) % CALLSIGHT_PACK_STACK];
+            if ((kind_frame & 0xff) != CALLSIGHT_KIND_EXIT || depth == 0
+                || !is_open(open, func, call_site, frame))
+                break;
+            depth--;
+            pack->ops[records] = CALLSIGHT_OP_EXIT;
+            context = &pack->pairs[open->pair].next[1];
+        }
+        times += put_time(&pack->deltas[records], times, ts - last_ts);
+        last_ts = ts;
+    }
+    taken = records - header->records;
+    pack->context = context;
+    pack->last_ts = last_ts;
+    pack->depth = depth;
+    header->time_bytes = (uint32_t)(times - pack->times);
+    header->records = records;
+    header->calls += taken;
+    header->numbered += taken;
+    return taken;
+}
+
+/* Adds a record that pack_known does not take, or with `is_note` one of the drain's own. */
+static void pack_other(struct pack *pack, const struct callsight_event *event, int is_note)
 {
     struct callsight_block_header *header = &pack->header;
     uint32_t frame = (uint32_t)get_le(event->frame, 3);
@@ -379,18 +456,27 @@ static void pack_record(struct pack *pack, const struct callsight_event *event, 
         header->first_ts = pack->last_ts = event->ts;
         header->frame = pack->base = frame;
     }
-    pack_time(pack, event->ts);
+    header->time_bytes += put_time(&pack->deltas[header->records],
+                                   pack->times + header->time_bytes, event->ts - pack->last_ts);
+    pack->last_ts = event->ts;
     if (event->kind == CALLSIGHT_KIND_ENTER) {
-        pack_enter(pack, event->func, event->call_site, frame);
+        pack_new_enter(pack, event->func, event->call_site, frame);
         header->calls++;
     } else if (event->kind == CALLSIGHT_KIND_EXIT) {
-        pack_exit(pack, event->func, event->call_site, frame);
+        pack_other_exit(pack, event->func, event->call_site, frame);
         header->calls++;
     } else {
         pack_literal(pack, is_note ? CALLSIGHT_OP_NOTE : CALLSIGHT_OP_RECORD, event);
     }
     header->numbered += !is_note;
     header->records++;
+}
+
+/* Adds a record, as pack_other. */
+static void pack_record(struct pack *pack, const struct callsight_event *event, int is_note)
+{
+    if (pack_known(pack, (const unsigned char *)event, 1) == 0)
+        pack_other(pack, event, is_note);
 }
 
 /* Where a field of the header stands in a block. */
