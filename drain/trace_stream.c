@@ -140,7 +140,7 @@ static int drain_ring(struct ring *ring, struct outlet *outlet)
         say_sink(outlet, live, "live");
     say_sink(outlet, save, "file");
     say_counts(&counts, reason, (int64_t)rest);
-    int failed = live->dead || save->dead || live->why[0] != 0
+    int failed = live->dead || save->dead || outlet->save.has_lost || live->why[0] != 0
                  || live->dropped[CALLSIGHT_CAUSE_REJECTED] != 0 || outlet->live.doubtful_events > 0;
     return failed ? EXIT_BROKEN : 0;
 }

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use callsight_format::{Cause, Origin};
+use callsight_format::Origin;
+use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::assembly::Assembly;
@@ -13,10 +14,11 @@ use crate::matcher::{Life, Matched, match_calls};
 use crate::modules::Finder;
 use crate::naming::put_rows;
 use crate::notices::Doubts;
-use crate::report::{Identity, Mode, ProcessRow, Report, ThreadRow, counted};
+use crate::report::{Mode, ProcessRow, Report, ThreadRow, counted};
 use crate::stack::Tally;
 use crate::summary::Summary;
-use crate::survey::{Process, Survey, inherit_modules};
+use crate::summed::Summed;
+use crate::survey::{ClockStart, Process, Survey, inherit_modules};
 use crate::tables::Detail;
 
 /// How to analyze.
@@ -56,14 +58,14 @@ pub fn analyze(paths: &[PathBuf], options: &Options) -> Result<Report, Error> {
 
 struct Analysis<'o> {
     options: &'o Options,
-    anchors: Vec<(u64, u64, Anchor)>,
+    /// By the start of the clock, and by pid and start of the process: its lives share the machine's.
+    anchors: FxHashMap<ClockStart, Vec<Anchor>>,
+    anchors_of_processes: FxHashMap<(u32, u64), Vec<Anchor>>,
     assembly: Assembly,
     report: Report,
     doubts: Doubts,
-    files_used: [usize; 2],
-    /// Calls in the summary files, and those that are in none of their records.
-    summed_calls: u64,
-    left_out_calls: u64,
+    event_files_used: usize,
+    summed: Summed,
     span: Span,
 }
 
@@ -74,33 +76,43 @@ impl<'o> Analysis<'o> {
         surveys: &[Survey],
         capture: &Capture,
     ) -> Analysis<'o> {
-        // Processes that share the start of a clock share its rate.
-        let anchors = capture.groups.iter().zip(surveys).filter_map(|(group, survey)| {
-            let Origin { t0_ticks, t0_ns, .. } = group.origin;
-            survey.last_anchor.map(|anchor| (t0_ticks, t0_ns, anchor))
-        });
         let mut doubts = Doubts::default();
         capture.notices.iter().for_each(|notice| doubts.say(notice.clone()));
-        Analysis {
+        let mut analysis = Analysis {
             options,
-            anchors: anchors.collect(),
+            anchors: FxHashMap::default(),
+            anchors_of_processes: FxHashMap::default(),
             assembly: Assembly::new(options.subtract_overhead, finder.has_exe()),
             report: Report::default(),
             doubts,
-            files_used: [0, 0],
-            summed_calls: 0,
-            left_out_calls: 0,
+            event_files_used: 0,
+            summed: Summed::default(),
             span: Span::default(),
+        };
+        for (group, survey) in capture.groups.iter().zip(surveys) {
+            analysis.add_anchor(group, survey);
+        }
+        analysis
+    }
+
+    fn add_anchor(&mut self, group: &Group, survey: &Survey) {
+        let Some(anchor) = survey.last_anchor else { return };
+        let Origin { t0_ticks, t0_ns, .. } = group.origin;
+        self.anchors.entry((t0_ticks, t0_ns)).or_default().push(anchor);
+        for process in lives(group, survey) {
+            let anchors = self.anchors_of_processes.entry(process).or_default();
+            anchors.push(anchor);
         }
     }
 
-    fn clock(&self, origin: &Origin, in_ticks: bool) -> Option<Clock> {
+    fn clock(&self, origin: &Origin, in_ticks: bool, lives: &[(u32, u64)]) -> Option<Clock> {
         if !in_ticks {
             return Some(Clock::NANOSECONDS);
         }
-        let same =
-            |entry: &&(u64, u64, Anchor)| (entry.0, entry.1) == (origin.t0_ticks, origin.t0_ns);
-        Clock::of_ticks(origin, self.anchors.iter().filter(same).map(|entry| entry.2))
+        let same_start = self.anchors.get(&(origin.t0_ticks, origin.t0_ns));
+        let same_process =
+            lives.iter().filter_map(|process| self.anchors_of_processes.get(process));
+        Clock::of_ticks(origin, same_start.into_iter().chain(same_process).flatten().copied())
     }
 
     fn add_group(
@@ -109,7 +121,8 @@ impl<'o> Analysis<'o> {
         survey: &Survey,
         files: &CodeFiles<'_>,
     ) -> Result<(), Error> {
-        let Some(clock) = self.clock(&group.origin, group.in_ticks()) else {
+        let lives: Vec<(u32, u64)> = lives(group, survey).collect();
+        let Some(clock) = self.clock(&group.origin, group.in_ticks(), &lives) else {
             self.doubts.say(format!(
                 "left out: {}: its times are clock ticks, and neither its header nor an anchor \
                  says how long a tick is",
@@ -118,7 +131,7 @@ impl<'o> Analysis<'o> {
             return Ok(());
         };
         let matched = match_calls(group, survey, files, self.options.detail)?;
-        self.files_used[0] += group.segments.len();
+        self.event_files_used += group.segments.len();
         for (process, tables) in survey.processes.iter().zip(&matched.tables) {
             self.assembly.add_process(group, process, &clock, tables);
         }
@@ -208,37 +221,20 @@ impl<'o> Analysis<'o> {
             Ok(summary) => summary,
             Err(error) => return self.doubts.say(format!("left out: {error}")),
         };
-        let Some(clock) = self.clock(&summary.origin, summary.in_ticks()) else {
+        let Some(clock) = self.clock(&summary.origin, summary.in_ticks(), &[]) else {
             let path = path.display();
             return self
                 .doubts
                 .say(format!("left out: {path}: it does not say how long a tick is"));
         };
-        self.files_used[1] += 1;
-        let calls = summary.functions.iter().map(|function| function.calls);
-        let counted_calls = calls.fold(0, u64::saturating_add);
-        self.summed_calls = self.summed_calls.saturating_add(counted_calls);
-        self.left_out_calls = self.left_out_calls.saturating_add(summary.truncated_calls);
         self.assembly.add_summary(&summary, &clock);
         let span_ns = clock.duration_ns(summary.span).round() as u64;
-        self.report.span_ns = self.report.span_ns.max(span_ns);
-        let Summary { pid, tid, .. } = summary;
-        let name = String::new();
-        self.report.threads.push(ThreadRow { pid, tid, name, events: 0, span_ns });
-        if summary.truncated_calls > 0 {
-            let were = counted(summary.truncated_calls, "call was", "calls were");
-            self.doubts
-                .say(format!("process {pid}, thread {tid}: {were} too deep for its summary"));
-        }
-        if summary.missing_records > 0 {
-            let are = counted(summary.missing_records, "function is", "functions are");
-            self.doubts.say(format!("{}: {are} missing, the file is cut", path.display()));
-        }
+        self.summed.add(path, &summary, span_ns, &mut self.doubts, &mut self.report);
     }
 
     fn finish(mut self, capture: &Capture, finder: &Finder) -> Result<Report, Error> {
         let mut report = self.report;
-        report.mode = match self.files_used {
+        report.mode = match [self.event_files_used, self.summed.files] {
             [0, 0] => {
                 let files = capture.groups.iter().map(|group| group.segments.len()).sum::<usize>()
                     + capture.summaries.len();
@@ -255,24 +251,10 @@ impl<'o> Analysis<'o> {
                 Mode::Mixed
             }
         };
-        if report.mode == Mode::Summary {
-            let (delivered, left_out) = (self.summed_calls, self.left_out_calls);
-            let emitted = delivered.saturating_add(left_out);
-            report.identity = Identity { emitted, delivered, ..Identity::default() };
-            if left_out > 0 {
-                report.losses.insert(Cause::Full.name().to_string(), left_out);
-            }
-        }
         if report.mode == Mode::Events && report.events == 0 {
             self.doubts.say("there is no enter and no exit in these files".into());
         }
-        if report.mode != Mode::Events {
-            self.doubts.say(
-                "totals from summary files count every level of a recursion, and their percentiles \
-                 are at most 13 % off"
-                    .into(),
-            );
-        }
+        self.summed.finish(self.options, &mut self.doubts, &mut report);
         if self.assembly.cut_calls > 0 {
             let most = crate::paths::MAX_DEPTH;
             self.doubts.say(counted(
@@ -287,6 +269,11 @@ impl<'o> Analysis<'o> {
                 "{} ns a hook are taken off total and self times; p50 to max are as measured",
                 report.hook_ns
             ));
+        } else if self.options.subtract_overhead && self.event_files_used > 0 {
+            self.doubts.say(
+                "nothing is taken off total and self times: these files do not say what a hook costs"
+                    .into(),
+            );
         }
         report.span_ns = report.span_ns.max(self.span.length_ns());
         report.threads.sort_by_key(|thread| (thread.pid, thread.tid));
@@ -295,6 +282,15 @@ impl<'o> Analysis<'o> {
         self.doubts.finish(&mut report);
         Ok(report)
     }
+}
+
+/// The processes whose lives may have left other files here: `exec` leaves no closing anchor, and the
+/// clock goes on.
+fn lives(group: &Group, survey: &Survey) -> impl Iterator<Item = (u32, u64)> {
+    let in_ticks_of_files = group.in_ticks() && group.mapped;
+    let processes =
+        survey.processes.iter().filter(move |process| in_ticks_of_files && process.start > 0);
+    processes.map(|process| (process.pid, process.start))
 }
 
 /// Whether a process ended its recording in order; `None` where its files cannot tell.

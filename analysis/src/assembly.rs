@@ -10,7 +10,8 @@ use crate::capture::Group;
 use crate::clock::Clock;
 use crate::histogram::Distribution;
 use crate::modules::{Module, ModuleId, ModuleKey, Modules};
-use crate::paths::DEEPER;
+use crate::overhead::{Overhead, Part};
+use crate::paths::{DEEPER, Node};
 use crate::space::{Hit, Mapping};
 use crate::stack::FunctionId;
 use crate::summary::{Summary, SummaryFunction};
@@ -92,7 +93,6 @@ struct Target<'a> {
     process: &'a Process,
     /// Number of the process in the whole report.
     number: usize,
-    clock: &'a Clock,
 }
 
 impl Assembly {
@@ -111,20 +111,19 @@ impl Assembly {
     ) {
         self.processes += 1;
         let hook_ns = if self.subtract_overhead { group.origin.hook_ns as f64 } else { 0.0 };
-        let target = Target { group, process, number: self.processes, clock };
+        let overhead = Overhead { clock, hook_ns };
+        let target = Target { group, process, number: self.processes };
         let functions = tables.functions.iter().zip(&tables.stats);
         let rows: Vec<usize> = functions
             .map(|(function, stats)| {
                 let mapping = function.mapping.map(|at| &tables.space().mappings()[at]);
                 let row = self.row(&target, mapping, function.address);
-                self.rows[row].add(stats, clock, hook_ns);
+                self.rows[row].add(stats, &overhead);
                 row
             })
             .collect();
-        for edge in &tables.edge_list {
-            self.add_edge(&target, tables, edge, &rows);
-        }
-        self.add_paths(tables, clock, &rows);
+        self.add_edges(&target, tables, &overhead, &rows);
+        self.add_paths(tables, &overhead, &rows);
     }
 
     /// Adds the functions of a summary file.
@@ -171,7 +170,29 @@ impl Assembly {
         self.modules.add(module)
     }
 
-    fn add_edge(&mut self, target: &Target<'_>, tables: &Tables<'_>, edge: &Edge, rows: &[usize]) {
+    fn add_edges(
+        &mut self,
+        target: &Target<'_>,
+        tables: &Tables<'_>,
+        overhead: &Overhead<'_>,
+        rows: &[usize],
+    ) {
+        let wholes = tables.stats.iter();
+        let wholes = wholes.map(|stats| overhead.less(stats.total_ticks, stats.total_hooks));
+        let less = overhead.less_of_parts(tables.edge_list.iter().map(edge_part), wholes);
+        for (edge, total_ns) in tables.edge_list.iter().zip(less) {
+            self.add_edge(target, tables, edge, total_ns, rows);
+        }
+    }
+
+    fn add_edge(
+        &mut self,
+        target: &Target<'_>,
+        tables: &Tables<'_>,
+        edge: &Edge,
+        total_ns: f64,
+        rows: &[usize],
+    ) {
         let site = (edge.site != 0).then(|| {
             let space = tables.space();
             let mapping = match space.find(edge.site) {
@@ -188,14 +209,17 @@ impl Assembly {
         let key = EdgeKey { callee, caller: edge.caller.map(row), site, inlined };
         let sum = self.edges.entry(key).or_default();
         sum.0 += edge.calls;
-        sum.1 += target.clock.duration_ns(edge.total_ticks);
+        sum.1 += total_ns;
     }
 
-    fn add_paths(&mut self, tables: &Tables<'_>, clock: &Clock, rows: &[usize]) {
+    fn add_paths(&mut self, tables: &Tables<'_>, overhead: &Overhead<'_>, rows: &[usize]) {
         let Some(paths) = &tables.paths else { return };
+        let wholes = tables.stats.iter();
+        let wholes = wholes.map(|stats| overhead.less(stats.self_ticks, stats.self_hooks));
+        let less = overhead.less_of_parts(paths.nodes().iter().map(path_part), wholes);
         self.cut_calls += paths.cut_calls;
         let mut merged: Vec<usize> = Vec::with_capacity(paths.nodes().len());
-        for node in paths.nodes() {
+        for (node, self_ns) in paths.nodes().iter().zip(less) {
             let parent = node.parent.map(|parent| merged[parent as usize]);
             let row = (node.function != DEEPER).then(|| rows[node.function as usize]);
             let list = &mut self.paths;
@@ -203,10 +227,19 @@ impl Assembly {
                 list.push(PathSum { parent, row, self_ns: 0.0 });
                 list.len() - 1
             });
-            self.paths[index].self_ns += clock.duration_ns(node.self_ticks);
+            self.paths[index].self_ns += self_ns;
             merged.push(index);
         }
     }
+}
+
+fn edge_part(edge: &Edge) -> Part {
+    Part { function: Some(edge.callee), ticks: edge.total_ticks, hooks: edge.total_hooks }
+}
+
+fn path_part(node: &Node) -> Part {
+    let function = (node.function != DEEPER).then_some(node.function);
+    Part { function, ticks: node.self_ticks, hooks: node.self_hooks }
 }
 
 /// Programs that do not name themselves are told apart by when their clocks started.
@@ -219,16 +252,11 @@ fn unnamed(one_program: bool, origin: &callsight_format::Origin, id: u32) -> u64
 }
 
 impl RowSum {
-    fn add(&mut self, stats: &Stats, clock: &Clock, hook_ns: f64) {
-        // A measured call holds about one of its own two hooks; its caller's self time the other,
-        // and both of each call made in it.
-        let own_hooks = stats.calls + stats.direct_callees;
-        let all_hooks = stats.outermost_calls + 2 * stats.calls_in_total;
-        let less =
-            |ticks: u64, hooks: u64| (clock.duration_ns(ticks) - hooks as f64 * hook_ns).max(0.0);
+    fn add(&mut self, stats: &Stats, overhead: &Overhead<'_>) {
+        let clock = overhead.clock;
         self.calls += stats.calls;
-        self.total_ns += less(stats.total_ticks, all_hooks);
-        self.self_ns += less(stats.self_ticks, own_hooks);
+        self.total_ns += overhead.less(stats.total_ticks, stats.total_hooks);
+        self.self_ns += overhead.less(stats.self_ticks, stats.self_hooks);
         self.sampled_ns += clock.duration_ns(stats.sampled_ticks);
         self.not_returned += stats.not_returned;
         self.uncertain += stats.uncertain;
@@ -243,7 +271,8 @@ impl RowSum {
         self.calls = self.calls.saturating_add(function.calls);
         self.total_ns += clock.duration_ns(function.total_ticks);
         self.self_ns += clock.duration_ns(function.self_ticks);
-        self.sampled_ns += clock.duration_ns(function.total_ticks);
+        self.not_returned = self.not_returned.saturating_add(function.not_returned);
+        self.sampled_ns += function.sampled_ticks * scale;
         let values = function.durations.iter().map(|(ticks, count)| (ticks * scale, *count));
         let min = clock.duration_ns(function.min_ticks);
         let max = clock.duration_ns(function.max_ticks).max(min);

@@ -1,6 +1,7 @@
 //! Directories and files → groups of segments, each in the order it was written.
 //!
-//! A group is everything one process or one stream left behind. Streams of one ring are one, wherever
+//! A group is everything one life of a process, or one stream, left behind: `exec` begins another life,
+//! with files of its own under the same pid. Streams of one ring are one, wherever
 //! they are: the drain was stopped and started again in between, or had two sinks. A file that cannot be used is a notice where its
 //! directory was named, and an error where it was named itself. Reads headers only; knows nothing
 //! of events.
@@ -8,7 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use callsight_format::{
     ByteOrder, CHUNK_HEADER_BYTES, FILE_HEADER_BYTES, FILE_HEADER_MAPPED_BYTES,
@@ -30,7 +33,7 @@ pub struct Capture {
     pub notices: Vec<String>,
 }
 
-/// The segments of one process or one stream, in the order they were written.
+/// The segments of one life of a process or of one stream, in the order they were written.
 #[derive(Debug)]
 pub struct Group {
     /// Pid of the process, or number of the (first) stream.
@@ -56,6 +59,8 @@ pub struct Segment {
     pub header: FileHeader,
     /// Its number.
     pub seq: u32,
+    /// The thread that began it, as its name says; 0 where it does not.
+    pub opener: u32,
     /// Its size in bytes.
     pub bytes: u64,
     /// Byte order of its producer.
@@ -69,6 +74,9 @@ pub struct Segment {
     pub stream: u32,
     /// See `stream`.
     pub capture: u32,
+    /// Of the files of processes the first ones, open: a program that records still may remove the oldest
+    /// while they are read (`TRACE_FULL=wrap`).
+    pub(crate) file: Option<Arc<File>>,
 }
 
 impl Capture {
@@ -90,9 +98,35 @@ impl Capture {
 }
 
 impl Segment {
+    /// Its file, from `offset` on.
+    ///
+    /// # Errors
+    /// Why it cannot be opened or read.
+    pub fn read_from(&self, offset: u64) -> io::Result<FileFrom> {
+        let file = match &self.file {
+            Some(file) => Arc::clone(file),
+            None => Arc::new(File::open(&self.path)?),
+        };
+        Ok(FileFrom { file, offset })
+    }
+
     /// Whether it holds chunks, whose records are numbered.
     pub fn is_packed(&self) -> bool {
         self.header.version == FILE_VERSION_CHUNKS
+    }
+}
+
+/// A file that others may read at the same time, each from a place of its own.
+pub struct FileFrom {
+    file: Arc<File>,
+    offset: u64,
+}
+
+impl Read for FileFrom {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
     }
 }
 
@@ -117,7 +151,8 @@ impl Group {
 }
 
 /// What belongs together. Files of another start of the clock words are of another process (or
-/// another stream) that was given the same number. In mapped files process notes say so better.
+/// another stream) that was given the same number, or of another life of the process: that begins a clock
+/// of its own, which all its segments state.
 /// Streams whose clock started at the same tick of the same ns are of one ring, in any directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
@@ -137,6 +172,8 @@ struct Finder {
     capture: Capture,
     seen: BTreeSet<PathBuf>,
     files: usize,
+    /// How many files are kept open.
+    kept_open: usize,
 }
 
 /// Where a segment stands in its group: stream, segment, thread. A process of ours has one
@@ -147,26 +184,34 @@ type Place = (u32, u32, u32);
 type Placed = (Place, Segment);
 
 enum Opened {
-    Events { header: FileHeader, order: ByteOrder, bytes: u64 },
+    Events { header: FileHeader, order: ByteOrder, bytes: u64, file: Option<File> },
     Summary,
 }
+
+/// How many files are kept open.
+const MOST_KEPT_OPEN: usize = 128;
+
+/// How often a folder is listed again of which a file was removed meanwhile.
+const MOST_LISTINGS: usize = 50;
 
 impl Finder {
     fn add_directory(&mut self, directory: &Path) -> Result<(), Error> {
         let fail = |why| Error::Read { path: directory.to_path_buf(), why };
-        let mut paths = Vec::new();
-        for entry in fs::read_dir(directory).map_err(fail)? {
-            let path = entry.map_err(fail)?.path();
-            if is_capture_name(&path) && path.is_file() {
-                paths.push(path);
+        let mut opened = Vec::new();
+        for listing in 1..=MOST_LISTINGS {
+            let paths = captures_of(directory).map_err(fail)?;
+            if paths.is_empty() {
+                return Err(Error::NoCaptures { path: directory.to_path_buf() });
             }
+            let kept_before = self.kept_open;
+            opened = paths.into_iter().map(|path| (self.open(&path), path)).collect();
+            if listing == MOST_LISTINGS || !opened.iter().any(|(opened, _)| is_gone(opened)) {
+                break;
+            }
+            self.kept_open = kept_before;
         }
-        if paths.is_empty() {
-            return Err(Error::NoCaptures { path: directory.to_path_buf() });
-        }
-        paths.sort();
-        for path in paths {
-            match open(&path) {
+        for (opened, path) in opened {
+            match opened {
                 Ok(opened) => self.take(path, opened),
                 Err(error) => self.leave_out(error),
             }
@@ -179,9 +224,21 @@ impl Finder {
         if !fs::metadata(path).map_err(why)?.is_file() {
             return Err(Error::NotAFile { path: path.to_path_buf() });
         }
-        let opened = open(path)?;
+        let opened = self.open(path)?;
         self.take(path.to_path_buf(), opened);
         Ok(())
+    }
+
+    /// Opens a file, and keeps it open where that helps.
+    fn open(&mut self, path: &Path) -> Result<Opened, Error> {
+        let mut opened = open(path)?;
+        if let Opened::Events { header, file, .. } = &mut opened {
+            match is_mapped(header) && self.kept_open < MOST_KEPT_OPEN {
+                true => self.kept_open += 1,
+                false => *file = None,
+            }
+        }
+        Ok(opened)
     }
 
     fn leave_out(&mut self, error: Error) {
@@ -195,7 +252,7 @@ impl Finder {
         if !self.seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
             return;
         }
-        let Opened::Events { header, order, bytes } = opened else {
+        let Opened::Events { header, order, bytes, file } = opened else {
             self.capture.summaries.push(path);
             return;
         };
@@ -221,10 +278,9 @@ impl Finder {
             directory: path.parent().map(Path::to_path_buf).unwrap_or_default(),
             streamed,
             id: (!one_ring).then_some(id),
-            clock: match (one_ring, mapped) {
-                (true, _) => (t0_ns, t0_ticks, tick_hz, load_bias, in_ticks),
-                (false, true) => (0, 0, 0, 0, in_ticks),
-                (false, false) => (t0_ns, t0_ticks, 0, 0, in_ticks),
+            clock: match one_ring {
+                true => (t0_ns, t0_ticks, tick_hz, load_bias, in_ticks),
+                false => (t0_ns, t0_ticks, 0, 0, in_ticks),
             },
         };
         let stream = if streamed { id } else { 0 };
@@ -234,21 +290,25 @@ impl Finder {
             path,
             header,
             seq,
+            opener: place.2,
             bytes,
             order,
             missing_before: 0,
             resumed: false,
             stream: 0,
             capture: 0,
+            file: file.map(Arc::new),
         };
         self.found.entry(key).or_default().push((place, segment));
     }
 
     fn finish(mut self) -> Result<Capture, Error> {
+        let taken = names_taken(&self.found);
         for (key, mut placed) in by_ring(self.found) {
             placed.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.path.cmp(&b.1.path)));
             placed.dedup_by(|a, b| a.1.path == b.1.path);
-            self.capture.groups.push(group(&key, placed));
+            let taken = taken.get(&(key.directory.clone(), key.id));
+            self.capture.groups.push(group(&key, placed, taken));
         }
         self.capture.summaries.sort();
         self.capture.summaries.dedup();
@@ -284,7 +344,21 @@ fn by_ring(found: BTreeMap<GroupKey, Vec<Placed>>) -> Vec<(GroupKey, Vec<Placed>
     groups
 }
 
-fn group(key: &GroupKey, placed: Vec<Placed>) -> Group {
+/// Thread and number of segments of processes of ours, by folder and pid. A life leaves out the numbers
+/// under which another one has a file of the same thread id.
+type NamesTaken = BTreeMap<(PathBuf, Option<u32>), BTreeSet<(u32, u32)>>;
+
+fn names_taken(found: &BTreeMap<GroupKey, Vec<Placed>>) -> NamesTaken {
+    let mut taken = NamesTaken::new();
+    for (key, placed) in found.iter().filter(|(key, _)| !key.streamed) {
+        let mapped = placed.iter().filter(|(_, segment)| is_mapped(&segment.header));
+        let names = mapped.map(|(_, segment)| (segment.opener, segment.seq));
+        taken.entry((key.directory.clone(), key.id)).or_default().extend(names);
+    }
+    taken
+}
+
+fn group(key: &GroupKey, placed: Vec<Placed>, taken: Option<&BTreeSet<(u32, u32)>>) -> Group {
     let first_stream = placed.first().map_or(0, |((stream, ..), _)| *stream);
     let wrapped = placed.iter().any(|(_, segment)| segment.header.flags & FLAG_WRAPPED != 0);
     let placed = placed.into_iter().map(|((stream, ..), segment)| (stream, segment));
@@ -295,7 +369,7 @@ fn group(key: &GroupKey, placed: Vec<Placed>) -> Group {
     let first = segments.first().map(|segment| segment.header).unwrap_or_default();
     // The reference numbers segments by thread, and skips numbers that are taken.
     if key.streamed || is_mapped(&first) {
-        number(&mut segments);
+        number(&mut segments, taken);
     }
     Group {
         id: key.id.unwrap_or(first_stream),
@@ -308,16 +382,36 @@ fn group(key: &GroupKey, placed: Vec<Placed>) -> Group {
 }
 
 /// Finds what is missing in each capture, and where another stream goes on.
-fn number(segments: &mut [Segment]) {
+fn number(segments: &mut [Segment], taken: Option<&BTreeSet<(u32, u32)>>) {
     let (mut next, mut last) = (0, (0, 0));
     for segment in segments {
         if (segment.stream, segment.capture) != last {
             segment.resumed = segment.stream != last.0;
             (next, last) = (0, (segment.stream, segment.capture));
         }
-        segment.missing_before = segment.seq.saturating_sub(next);
+        let (opener, left_out) = (segment.opener, next..segment.seq.max(next));
+        let names = (opener, left_out.start)..(opener, left_out.end);
+        let of_others = taken.map_or(0, |taken| taken.range(names).count() as u32);
+        segment.missing_before = left_out.end - left_out.start - of_others;
         next = segment.seq.saturating_add(1);
     }
+}
+
+/// The files of a folder that have the name of a capture, sorted.
+fn captures_of(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if is_capture_name(&path) && path.is_file() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn is_gone(opened: &Result<Opened, Error>) -> bool {
+    matches!(opened, Err(Error::Read { why, .. }) if why.kind() == io::ErrorKind::NotFound)
 }
 
 fn is_mapped(header: &FileHeader) -> bool {
@@ -344,7 +438,7 @@ fn open(path: &Path) -> Result<Opened, Error> {
                 header.header_size = FILE_HEADER_BYTES as u32;
             }
             let bytes = file.metadata().map_err(fail)?.len();
-            Ok(Opened::Events { header, order, bytes })
+            Ok(Opened::Events { header, order, bytes, file: Some(file) })
         }
         Err(why) => Err(Error::Header { path: path.to_path_buf(), why: name(why, &bytes) }),
     }

@@ -128,6 +128,11 @@ impl Finder {
         Ok(Finder { exes: exes.iter().map(open).collect::<Result<_, _>>()? })
     }
 
+    /// The binaries that the user named.
+    pub fn exes(&self) -> &[Binary] {
+        &self.exes
+    }
+
     /// Whether the user named a binary.
     pub fn has_exe(&self) -> bool {
         !self.exes.is_empty()

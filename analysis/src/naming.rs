@@ -25,6 +25,7 @@ pub fn put_rows(
     let sources = find_sources(&assembly, finder)?;
     let names = name_rows(&assembly, &sources, addr2line)?;
     report.notices.extend(unnamed_notices(&assembly, &sources, &names));
+    report.notices.extend(unused_exes(&assembly, &sources, finder));
     let lines = call_lines(&assembly, &sources);
     let modules = assembly.modules.list();
     let mut rows: Vec<(usize, Row)> = Vec::with_capacity(assembly.rows.len());
@@ -158,6 +159,27 @@ fn unnamed_notices(assembly: &Assembly, sources: &[Source], names: &[Name]) -> V
         }
     }
     notices
+}
+
+/// Binaries that the user named beside the first one, which alone stands for a program that says nothing of
+/// itself.
+fn unused_exes(assembly: &Assembly, sources: &[Source], finder: &Finder) -> Option<String> {
+    let modules = assembly.modules.list();
+    if !modules.iter().any(|module| module.main && module.build_id_text().is_empty()) {
+        return None;
+    }
+    let is_used = |exe: &&Binary| {
+        sources.iter().any(|source| matches!(source, Source::Binary(used) if used.path == exe.path))
+    };
+    let unused = finder.exes().iter().filter(|exe| !is_used(exe));
+    let paths: Vec<String> = unused.map(|exe| exe.path.display().to_string()).collect();
+    (!paths.is_empty()).then(|| {
+        format!(
+            "--exe {} is not used: addresses of which a capture does not say which file they are of are \
+             looked up in the first --exe alone",
+            paths.join(", --exe ")
+        )
+    })
 }
 
 fn what(module: &Module) -> String {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use callsight_format::{
-    Cause, MARK_BUDGET, MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRITE_ERROR, StopReason,
+    Cause, EVENT_BYTES, FILE_WINDOW_BYTES, MARK_BUDGET, MARK_MAX_EVENTS, MARK_NO_SPACE,
+    MARK_WRITE_ERROR, StopReason,
 };
 
 use crate::capture::Group;
@@ -232,7 +233,8 @@ impl Doubts {
         if !report.losses.is_empty() {
             let (one, many) = match report.mode {
                 Mode::Summary => ("call was left out", "calls were left out"),
-                _ => ("event was lost", "events were lost"),
+                Mode::Mixed => ("event or call was lost", "events and calls were lost"),
+                Mode::Events => ("event was lost", "events were lost"),
             };
             let lost = counted(report.lost_events(), one, many);
             self.say(format!("{lost}: {}", list(&report.losses)));
@@ -355,6 +357,13 @@ impl Doubts {
                 "{} did not end in order (killed, _exit or exec): the trace stops there",
                 names(&broken)
             ));
+            if self.wrapped_segments > 0 {
+                self.say(format!(
+                    "what a thread stored into a window that was rotated away under it is in no count \
+                     then: at most {} events of each",
+                    FILE_WINDOW_BYTES / EVENT_BYTES
+                ));
+            }
         }
         if !self.going_on.is_empty() {
             let going_on: Vec<&ProcessRow> = self.going_on.iter().collect();

@@ -11,7 +11,7 @@ use crate::stack::FunctionId;
 /// calls would be 100 GB of text.
 pub const MAX_DEPTH: u32 = 512;
 
-/// Paths at most, 28 bytes and an index entry each.
+/// Paths at most, 32 bytes and an index entry each.
 const MAX_PATHS: usize = 4 << 20;
 
 /// The function of a node that stands for all deeper calls.
@@ -28,6 +28,8 @@ pub struct Node {
     pub function: FunctionId,
     /// Self time of the last function, in the clock's unit.
     pub self_ticks: u64,
+    /// Hooks in that.
+    pub self_hooks: u64,
     depth: u32,
 }
 
@@ -64,15 +66,16 @@ impl PathTree {
 
     fn add(&mut self, parent: Option<u32>, function: FunctionId, depth: u32) -> u32 {
         let node = self.nodes.len() as u32;
-        self.nodes.push(Node { parent, function, self_ticks: 0, depth });
+        self.nodes.push(Node { parent, function, self_ticks: 0, self_hooks: 0, depth });
         self.index.insert((parent.unwrap_or(NO_PARENT), function), node);
         node
     }
 
-    /// Adds to the self time of a path.
-    pub fn add_self(&mut self, node: u32, ticks: u64) {
-        let own = &mut self.nodes[node as usize].self_ticks;
-        *own = own.saturating_add(ticks);
+    /// Adds to the self time of a path, with the hooks in it.
+    pub fn add_self(&mut self, node: u32, ticks: u64, hooks: u64) {
+        let own = &mut self.nodes[node as usize];
+        own.self_ticks = own.self_ticks.saturating_add(ticks);
+        own.self_hooks += hooks;
     }
 
     /// All paths; a path stands behind the one it continues.

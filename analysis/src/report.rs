@@ -9,6 +9,8 @@ use crate::elf::Location;
 pub struct Report {
     /// Enters and exits in all event files.
     pub events: u64,
+    /// Calls in all summary files, but for those left out.
+    pub summed_calls: u64,
     /// From the first to the last event, in ns.
     pub span_ns: u64,
     /// What the matching could not pair, by reason.
@@ -39,7 +41,7 @@ pub struct Report {
 
 /// The counting identity: emitted = delivered + dropped by cause ([`Report::losses`]). In records:
 /// enters, exits, markers and notes, but that a sink which dropped some tells only how many enters
-/// and exits there were. Of summary files alone: in calls.
+/// and exits there were. What is of summary files: in calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// By all writers, as far as the captures tell.
@@ -82,7 +84,7 @@ impl Mode {
 pub struct Totals {
     /// Exits without an enter that nothing explains.
     pub unmatched_exits: u64,
-    /// Calls that had not returned when their thread's trace ended.
+    /// Calls that had not returned when their thread's trace or summary ended.
     pub unclosed_enters: u64,
     /// Exits whose enter is among lost events, or was not recorded in a pause.
     pub exits_after_loss: u64,

@@ -288,9 +288,13 @@ impl Stack {
 
     /// How many calls are still open when the nearest open call of `function` makes one at
     /// `units`: itself, those around it, those inlined in it. `None` where another stack is
-    /// involved, or the place does not fit.
+    /// involved, or the place does not fit; or where that call was open when events were lost, and one
+    /// above it is since: it may have returned meanwhile, and been made anew.
     fn calls_kept_by(&self, function: FunctionId, units: u32) -> Option<usize> {
         let nearest = self.calls.iter().rposition(|call| call.function == function)?;
+        if nearest < self.uncertain_below && self.calls.len() > self.uncertain_below {
+            return None;
+        }
         let caller = &self.calls[nearest];
         let below = |units: u32| is_gone(units, caller.frame_units);
         let inlined = self.calls[nearest + 1..].iter().take_while(|call| call.site == caller.site);

@@ -107,6 +107,15 @@ fn times(script: &str) -> Vec<(u64, u64)> {
 }
 
 #[test]
+fn a_call_made_anew_among_lost_events_leaves_no_frames_behind() {
+    // In truth the second `p` was entered from `x2`, of which nobody knows, and `q` is inlined in it.
+    let script = "enter p by x1 @ 800, lost 3, enter q by x2 @ 760, enter e by p1 @ 700, \
+                  exit e, exit q, exit p";
+    let (_, tally) = run(script, false);
+    assert_eq!(tally.skipped_calls, 0);
+}
+
+#[test]
 fn calls_nest() {
     let tally = check("enter a, enter b, exit b, enter b, exit b, exit a", "a(b b)");
     assert_eq!(tally, Tally::default());

@@ -23,6 +23,8 @@ pub struct Summary {
     pub origin: Origin,
     /// From the first to the last event, in the clock's unit.
     pub span: u64,
+    /// Whether a function that called itself counts for its total once; else nothing tells.
+    pub counts_recursion_once: bool,
     /// Calls that are in no record.
     pub truncated_calls: u64,
     /// The functions.
@@ -38,8 +40,12 @@ pub struct SummaryFunction {
     pub address: u64,
     /// Calls.
     pub calls: u64,
-    /// Time from enter to exit. Every level of a recursion counts.
+    /// Of these, the ones that had not returned: they have no time.
+    pub not_returned: u64,
+    /// Time from enter to exit; see [`Summary::counts_recursion_once`].
     pub total_ticks: u64,
+    /// Sum of the durations of single calls.
+    pub sampled_ticks: f64,
     /// Time without callees.
     pub self_ticks: u64,
     /// Shortest call.
@@ -91,6 +97,7 @@ impl Summary {
             .chunks_exact(record_size as usize)
             .filter_map(|record| function(record, order))
             .collect();
+        let hook_ns = u64_at(offset_of!(SummaryHeader, hook_ns))?;
         let promised = u64_at(offset_of!(SummaryHeader, records))?;
         Ok(Summary {
             pid: u32_at(offset_of!(SummaryHeader, pid))?,
@@ -101,8 +108,10 @@ impl Summary {
                 tick_hz: u64_at(offset_of!(SummaryHeader, tick_hz))?,
                 t0_ticks: u64_at(offset_of!(SummaryHeader, t0_ticks))?,
                 t0_ns: u64_at(offset_of!(SummaryHeader, t0_ns))?,
-                hook_ns: u64_at(offset_of!(SummaryHeader, hook_ns))?,
+                hook_ns,
             },
+            // C callsight states no cost of hooks in these files, and counts every level.
+            counts_recursion_once: hook_ns > 0,
             span: u64_at(offset_of!(SummaryHeader, span))?,
             truncated_calls: u64_at(offset_of!(SummaryHeader, truncated))?,
             missing_records: promised.saturating_sub(functions.len() as u64),
@@ -118,20 +127,47 @@ impl Summary {
 
 fn function(record: &[u8], order: ByteOrder) -> Option<SummaryFunction> {
     let word = |at| order.u64(record, at);
-    let histogram = offset_of!(SummaryRecord, histogram);
-    let durations = (0..SUMMARY_BUCKETS).filter_map(|bucket| {
-        let count = order.u32(record, histogram + 4 * bucket)?;
-        (count > 0).then(|| (bucket_middle(bucket), u64::from(count)))
-    });
+    let counts = counts(record, order);
+    let (calls, total_ticks) =
+        (word(offset_of!(SummaryRecord, calls))?, word(offset_of!(SummaryRecord, inclusive))?);
+    let used = || counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    let durations = used().map(|(bucket, count)| (bucket_middle(bucket), u64::from(*count)));
+    let durations: Vec<(f64, u64)> = durations.collect();
+    let least =
+        used().map(|(bucket, count)| summary_bucket_start(bucket) as f64 * f64::from(*count));
+    let least: f64 = least.sum();
+    // With a recursion that counts once the total is less than what its calls took.
+    let sampled_ticks = match total_ticks as f64 >= least {
+        true => total_ticks as f64,
+        false => durations.iter().map(|(middle, count)| middle * *count as f64).sum(),
+    };
     Some(SummaryFunction {
         address: word(offset_of!(SummaryRecord, func))?,
-        calls: word(offset_of!(SummaryRecord, calls))?,
-        total_ticks: word(offset_of!(SummaryRecord, inclusive))?,
+        calls,
+        not_returned: not_returned(calls, &counts),
+        total_ticks,
+        sampled_ticks,
         self_ticks: word(offset_of!(SummaryRecord, own))?,
         min_ticks: word(offset_of!(SummaryRecord, min))?,
         max_ticks: word(offset_of!(SummaryRecord, max))?,
-        durations: durations.collect(),
+        durations,
     })
+}
+
+/// How many calls fell into each bucket.
+fn counts(record: &[u8], order: ByteOrder) -> [u32; SUMMARY_BUCKETS] {
+    let histogram = offset_of!(SummaryRecord, histogram);
+    std::array::from_fn(|bucket| order.u32(record, histogram + 4 * bucket).unwrap_or(0))
+}
+
+/// A call counts when it begins, and has a bucket when it ends. C callsight counts both at its end, and
+/// its buckets begin again at 0; ours stay at the most they can hold, and then nobody knows.
+fn not_returned(calls: u64, counts: &[u32; SUMMARY_BUCKETS]) -> u64 {
+    let ended: u64 = counts.iter().map(|count| u64::from(*count)).sum();
+    match counts.contains(&u32::MAX) {
+        true => 0,
+        false => calls.saturating_sub(ended) & u64::from(u32::MAX),
+    }
 }
 
 fn bucket_middle(bucket: usize) -> f64 {

@@ -9,7 +9,7 @@ use callsight_format::{
     ByteOrder, CAUSES, Cause, HELLO_EXE, HELLO_PID, LossNote, MARK_BUDGET, MARK_CLOCK,
     MARK_MAX_EVENTS, MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR, NOTE_LOSS, NOTE_MODULE,
     NOTE_MODULE_GONE, NOTE_PROCESS, NOTE_SEGMENT, NOTE_STOP, PROCESS_FORKED, ProcessNote,
-    StopReason,
+    StopReason, wrap_frame,
 };
 use rustc_hash::FxHashMap;
 
@@ -31,7 +31,16 @@ const MOST_SENTENCES: usize = 64;
 pub const MOST_PROCESSES: usize = 1 << 16;
 
 /// Start of a clock, in ticks and ns.
-type ClockStart = (u64, u64);
+pub type ClockStart = (u64, u64);
+
+fn clock_start(segment: &Segment) -> ClockStart {
+    (segment.header.t0_ticks, segment.header.t0_ns)
+}
+
+/// By what a [`MARK_WRAP`] would name a segment.
+fn there(segment: &Segment) -> (ClockStart, u32) {
+    (clock_start(segment), wrap_frame(segment.seq))
+}
 
 /// A program that ran: what one process executed from start, fork or exec on.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +51,8 @@ pub struct Process {
     pub parent_pid: u32,
     /// Start time, in clock ticks since boot; 0 where nobody said.
     pub start: u64,
+    /// Start of the clock of its files or its ring.
+    pub clock_start: ClockStart,
     /// Path of its executable; may be empty.
     pub exe: Vec<u8>,
     /// Whether it came from a fork of a traced process.
@@ -109,12 +120,16 @@ impl Survey {
     /// # Errors
     /// A file that cannot be read.
     pub fn of(group: &Group) -> Result<Survey, Error> {
-        let mut surveyor = Surveyor { wrapped: group.wrapped, ..Surveyor::default() };
+        let mut surveyor = Surveyor {
+            wrapped: group.wrapped,
+            there: group.segments.iter().map(there).collect(),
+            ..Surveyor::default()
+        };
         let walked = walk(group, &mut surveyor)?;
         surveyor.open_stream |= walked.ledger.as_ref().is_some_and(|ledger| ledger.broken_off);
         let mut survey = surveyor.finish(group);
         survey.account = match &walked.ledger {
-            Some(ledger) => settle(ledger, &mut survey.losses),
+            Some(ledger) => settle(ledger, &mut survey.losses).without(walked.padding),
             None => settle_files(walked.records.saturating_sub(walked.padding), &survey.losses),
         };
         survey.stray_losses = survey.stray_losses.saturating_add(survey.account.stray);
@@ -160,18 +175,24 @@ impl Survey {
     }
 }
 
-/// Gives the modules of their parents to forked processes that named none.
+/// Gives the modules of their parents to forked processes that named none: those of the life of the
+/// parent that had the same program, and the same clock where one had.
 pub fn inherit_modules(surveys: &mut [Survey]) {
-    let mut known: FxHashMap<u32, AddressSpace> = FxHashMap::default();
-    for process in surveys.iter().flat_map(|survey| &survey.processes) {
-        if process.modules_known {
-            known.insert(process.pid, process.space.clone());
-        }
+    type Lives = Vec<(ClockStart, AddressSpace)>;
+    let mut known: FxHashMap<(u32, Vec<u8>), Lives> = FxHashMap::default();
+    let heirs = |process: &Process| process.forked && !process.modules_known;
+    let all = || surveys.iter().flat_map(|survey| &survey.processes);
+    let parents: BTreeSet<u32> =
+        all().filter(|process| heirs(process)).map(|process| process.parent_pid).collect();
+    for process in all().filter(|process| process.modules_known && parents.contains(&process.pid)) {
+        let lives = known.entry((process.pid, process.exe.clone())).or_default();
+        lives.push((process.clock_start, process.space.clone()));
     }
-    for process in surveys.iter_mut().flat_map(|survey| &mut survey.processes) {
-        if let (true, false, Some(space)) =
-            (process.forked, process.modules_known, known.get(&process.parent_pid))
-        {
+    let processes = surveys.iter_mut().flat_map(|survey| &mut survey.processes);
+    for process in processes.filter(|process| heirs(process)) {
+        let Some(lives) = known.get(&(process.parent_pid, process.exe.clone())) else { continue };
+        let same_clock = lives.iter().find(|(start, _)| *start == process.clock_start);
+        if let Some((_, space)) = same_clock.or(lives.last()) {
             process.space = space.clone();
             process.modules_known = true;
         }
@@ -187,6 +208,8 @@ struct Surveyor {
     known: FxHashMap<(u32, u64, Vec<u8>, ClockStart), usize>,
     clock_start: ClockStart,
     wrapped: bool,
+    /// The segments that are there, as markers name those that were rotated away.
+    there: BTreeSet<(ClockStart, u32)>,
     /// Pid and start of processes of which the beginning of some thread is lost.
     beheaded: BTreeSet<(u32, u64)>,
     /// Of the first process of each ring, as its drain says, by pid.
@@ -201,6 +224,7 @@ impl Visitor for Surveyor {
     fn call(&mut self, _event: &callsight_format::Event) {}
 
     fn mark(&mut self, event: &callsight_format::Event) {
+        let is_there = self.there.contains(&(self.clock_start, event.frame_units()));
         let survey = &mut self.survey;
         match event.func {
             MARK_CLOCK => {
@@ -209,6 +233,8 @@ impl Visitor for Surveyor {
                     survey.last_anchor = Some(anchor);
                 }
             }
+            // Its process was killed before it removed the file.
+            MARK_WRAP if is_there => {}
             MARK_WRAP => {
                 survey.wrapped_segments += 1;
                 survey.wrapped_events = survey.wrapped_events.saturating_add(event.call_site);
@@ -276,7 +302,7 @@ impl Visitor for Surveyor {
     }
 
     fn segment(&mut self, segment: &Segment) {
-        self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
+        self.clock_start = clock_start(segment);
         if segment.resumed {
             let stops = &mut self.survey.stops;
             let before = stops.len();
@@ -333,6 +359,7 @@ impl Surveyor {
             pid: note.pid,
             parent_pid: note.parent_pid,
             start: note.start,
+            clock_start: self.clock_start,
             exe: note.exe.to_vec(),
             forked: note.flags & PROCESS_FORKED != 0,
             announced: true,
@@ -376,6 +403,10 @@ impl Surveyor {
         }
         let bias = group.origin.load_bias;
         let mut survey = self.survey;
+        if survey.wrapped_segments > 0 {
+            // That they are not there is said already.
+            survey.missing_segments = 0;
+        }
         if self.open_stream {
             let why = "its server was killed, or is receiving it still";
             survey.stops.push((StopReason::Cut, why.to_owned()));

@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::code::CodeMap;
 use crate::histogram::Histogram;
+use crate::overhead::{hooks_in_self, hooks_in_total};
 use crate::paths::PathTree;
 use crate::space::{AddressSpace, Hit};
 use crate::stack::{CallSink, Closed, FunctionId, OpenCall};
@@ -41,12 +42,10 @@ pub struct Stats {
     pub not_returned: u64,
     /// Calls during which events were lost.
     pub uncertain: u64,
-    /// Calls that its calls made themselves.
-    pub direct_callees: u64,
-    /// Calls that `total_ticks` counts.
-    pub outermost_calls: u64,
-    /// Calls made in these, at any depth.
-    pub calls_in_total: u64,
+    /// Hooks in `self_ticks`.
+    pub self_hooks: u64,
+    /// Hooks in `total_ticks`.
+    pub total_hooks: u64,
 }
 
 /// A function of a process.
@@ -75,6 +74,8 @@ pub struct Edge {
     pub calls: u64,
     /// Time of those that no other call of the callee was open around.
     pub total_ticks: u64,
+    /// Hooks in that.
+    pub total_hooks: u64,
 }
 
 type EdgeKey = (FunctionId, Option<FunctionId>, u64, bool);
@@ -207,9 +208,17 @@ impl CallSink for Tables<'_> {
             let key = (call.function, caller, site, inlined);
             call.edge = *edges.entry(key).or_insert_with(|| {
                 let (callee, first_ts) = (call.function, self.entered_ts);
-                let edge =
-                    Edge { callee, caller, site, inlined, first_ts, calls: 0, total_ticks: 0 };
-                self.edge_list.push(edge);
+                let (calls, total_ticks, total_hooks) = (0, 0, 0);
+                self.edge_list.push(Edge {
+                    callee,
+                    caller,
+                    site,
+                    inlined,
+                    first_ts,
+                    calls,
+                    total_ticks,
+                    total_hooks,
+                });
                 self.edge_list.len() as u32 - 1
             });
         }
@@ -219,14 +228,12 @@ impl CallSink for Tables<'_> {
     fn closed(&mut self, closed: &Closed) {
         let stats = &mut self.stats[closed.call.function as usize];
         let total_ticks = if closed.outermost { closed.total_ticks } else { 0 };
+        let (self_hooks, total_hooks) = (hooks_in_self(closed), hooks_in_total(closed));
         stats.calls += 1;
         stats.total_ticks = stats.total_ticks.saturating_add(total_ticks);
         stats.self_ticks = stats.self_ticks.saturating_add(closed.self_ticks);
-        stats.direct_callees += closed.direct_callees;
-        if closed.outermost {
-            stats.outermost_calls += 1;
-            stats.calls_in_total += closed.all_callees;
-        }
+        stats.self_hooks += self_hooks;
+        stats.total_hooks += total_hooks;
         stats.not_returned += u64::from(!closed.returned);
         if closed.certain {
             let first = stats.calls - stats.uncertain == 1;
@@ -239,12 +246,13 @@ impl CallSink for Tables<'_> {
             stats.uncertain += 1;
         }
         if let Some(paths) = &mut self.paths {
-            paths.add_self(closed.call.node, closed.self_ticks);
+            paths.add_self(closed.call.node, closed.self_ticks, self_hooks);
         }
         if self.edges.is_some() {
             let edge = &mut self.edge_list[closed.call.edge as usize];
             edge.calls += 1;
             edge.total_ticks = edge.total_ticks.saturating_add(total_ticks);
+            edge.total_hooks += total_hooks;
         }
     }
 }

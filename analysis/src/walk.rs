@@ -3,8 +3,7 @@
 //! Reads with one buffer, whatever the size of the files. A slot that holds no event yet is
 //! skipped, and counted where it shows a loss. Knows nothing of functions, lives or clocks.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 
 use callsight_format::{
     ByteOrder, Cause, EVENT_BYTES, Event, KIND_COUNTERS, KIND_ENTER, KIND_EXIT, KIND_MARKER,
@@ -104,8 +103,8 @@ pub struct Walker<'v, V> {
     pub walked: Walked,
     /// What is known of chunks, in a group that has any.
     pub packed: Option<Box<Packed>>,
-    /// Number and size of the segment before the one that is read, and of that one.
-    before: Option<(u32, u64)>,
+    /// Size of the segment that stood right before the one that is read, and of that one with its number.
+    before: Option<u64>,
     current: Option<(u32, u64)>,
     /// Whom to show the records.
     pub visitor: &'v mut V,
@@ -135,11 +134,13 @@ impl<V: Visitor> Walker<'_, V> {
     }
 
     fn segment(&mut self, segment: &Segment) -> io::Result<()> {
-        self.before = self.current.take().filter(|_| !segment.resumed);
+        // Others of the same process may have the numbers in between.
+        let follows = |number: u32| number < segment.seq && segment.missing_before == 0;
+        let before = self.current.take().filter(|_| !segment.resumed);
+        self.before = before.and_then(|(number, bytes)| follows(number).then_some(bytes));
         self.current = Some((segment.seq, segment.bytes));
-        let mut file = File::open(&segment.path)?;
         let mut offset = u64::from(segment.header.header_size);
-        file.seek(SeekFrom::Start(offset))?;
+        let mut file = segment.read_from(offset)?;
         let mut buffer = vec![0; CHUNK_BYTES];
         // The first read ends at the end of a window, and so do all others then.
         let mut want = CHUNK_BYTES - (offset % WINDOW_BYTES) as usize;
@@ -218,9 +219,9 @@ impl<V: Visitor> Walker<'_, V> {
     }
 
     fn compare_segment_before(&mut self, piece: &NotePiece) {
-        let (Some((number, found)), Some((seq, _))) = (self.before, self.current) else { return };
+        let Some(found) = self.before else { return };
         let told = told_bytes(piece).unwrap_or(0);
-        if number.checked_add(1) == Some(seq) && found < told {
+        if found < told {
             self.visitor.cut((told - found).div_ceil(EVENT_BYTES as u64));
         }
     }
@@ -275,7 +276,7 @@ fn is_unfinished(event: &Event) -> bool {
     !counters
 }
 
-fn read_full(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+fn read_full(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match file.read(&mut buffer[filled..]) {

@@ -59,6 +59,33 @@ fn the_cost_of_hooks_is_taken_off_so_that_self_times_still_sum_to_the_total() {
     let report = captures.analyze_with(&options).expect("a report");
     assert_eq!(rows(&report), "a 1 40/24, b 2 16/16");
     assert_noticed(&report, "2 ns a hook are taken off");
+    let silent = Captures::new(&[("trace.7.7.0.bin", small().file(ByteOrder::Little))]);
+    let report = silent.analyze_with(&options).expect("a report");
+    assert_noticed(&report, "nothing is taken off total and self times");
+}
+
+#[test]
+fn stacks_and_callers_are_without_the_cost_of_hooks_as_functions_are() {
+    // The second `b` is shorter than its hook.
+    let script = "enter a, enter b, wait 30, exit b, exit a, enter c, enter b, exit b, exit c";
+    let calls = Records::default().thread(7, script);
+    let origin = Origin { t0_ns: 5, hook_ns: 14, ..Origin::default() };
+    let captures = Captures::new(&[("trace.7.7.0.bin", calls.file_of(origin, ByteOrder::Little))]);
+    let detail = Detail { paths: true, callers: true };
+    let report_of = |subtract_overhead| {
+        let options = Options { subtract_overhead, detail, ..Options::default() };
+        captures.analyze_with(&options).expect("a report")
+    };
+    for report in [report_of(false), report_of(true)] {
+        for (index, row) in report.rows.iter().enumerate() {
+            let paths = report.paths.iter().filter(|path| path.row == Some(index));
+            let callers = report.callers.iter().filter(|caller| caller.callee == index);
+            assert_eq!(paths.map(|path| path.self_ns).sum::<u64>(), row.self_ns, "{row:?}");
+            assert_eq!(callers.map(|caller| caller.total_ns).sum::<u64>(), row.total_ns, "{row:?}");
+        }
+    }
+    assert_eq!(rows(&report_of(false)), "a 1 60/20, b 2 50/50, c 1 30/20");
+    assert_eq!(rows(&report_of(true)), "a 1 18/0, b 2 22/22, c 1 0/0");
 }
 
 #[test]

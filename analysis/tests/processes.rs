@@ -126,6 +126,24 @@ fn exec_of_the_same_program_at_another_address_has_modules_of_its_own() {
 }
 
 #[test]
+fn a_forked_child_has_the_modules_of_the_life_that_forked_it() {
+    let began = |t0_ns: u64| Origin { t0_ns, ..Origin::default() };
+    let parent = |base: u64, t0_ns: u64| {
+        let records = Records::default().process(7, 7, "/bin/app");
+        records.module(7, base, 4096, &[1], "/bin/app").end(7).file_mapped_of(began(t0_ns), 0)
+    };
+    let child = Records::default().child_of(7, 8, "/bin/app").thread(8, "enter @8224, exit @8224");
+    let files = [
+        ("trace.7.7.0.bin", parent(8192, 5)),
+        ("trace.7.7.1.bin", parent(40_960, 6)),
+        ("trace.8.8.0.bin", child.end(8).file_mapped_of(began(5), 0)),
+    ];
+    let report = Captures::new(&files).analyze().expect("a report");
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.module.as_str(), row.address)).collect();
+    assert_eq!(rows, [("/bin/app", 32)]);
+}
+
+#[test]
 fn plugins_at_one_address_in_turn_are_two_rows() {
     let records = Records::default()
         .process(7, 7, "/bin/app")

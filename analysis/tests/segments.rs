@@ -3,7 +3,9 @@
 mod common;
 
 use callsight_analysis::{Options, Report, analyze};
-use callsight_format::{ByteOrder, Cause, NOTE_SEGMENT, NOTE_STOP, Origin, StopReason};
+use callsight_format::{
+    ByteOrder, Cause, FLAG_WRAPPED, MARK_CLOCK, NOTE_SEGMENT, NOTE_STOP, Origin, StopReason,
+};
 use common::*;
 
 /// The head of a segment behind one of `bytes` bytes.
@@ -40,6 +42,109 @@ fn a_segment_that_was_cut_later_says_how_much_may_be_missing() {
         assert_eq!(report.totals.unmatched_exits, 0, "{:?}", report.notices);
         assert_eq!(report.processes[0].ended, Some(true));
     }
+}
+
+/// The clock words of a life that began at `t0_ns`.
+fn began(t0_ns: u64) -> Origin {
+    Origin { t0_ns, ..Origin::default() }
+}
+
+/// A life of process 7 of two threads and as many segments each: it says what it is in each segment, which
+/// is the module at `base`.
+fn life(t0_ns: u64, base: u64) -> [Vec<u8>; 4] {
+    let mut before = None;
+    std::array::from_fn(|number| {
+        let tid = if number < 2 { 8 } else { 7 };
+        let ts = 10_000 * t0_ns + 1000 * number as u64;
+        let mut records = Records { ts, ..Records::default() };
+        if let Some(bytes) = before {
+            records = records.note(tid, NOTE_SEGMENT, &u64::to_le_bytes(bytes));
+        }
+        records = records.again(tid, 7, "/bin/app").module(tid, base, 4096, &[1], "/bin/app");
+        records = match number {
+            0 | 2 => {
+                records.process(tid, 7, "/bin/app").thread(tid, &format!("enter @{}", base + 32))
+            }
+            _ => records.thread(tid, &format!("exit @{}", base + 32)),
+        };
+        let bytes = records.file_mapped_of(began(t0_ns), 0);
+        before = Some(bytes.len() as u64);
+        bytes
+    })
+}
+
+/// Two lives under one pid: the names of both begin at 0, but for what the main thread opened.
+fn two_lives() -> Vec<(&'static str, Vec<u8>)> {
+    let names = [
+        ["trace.7.8.0.bin", "trace.7.8.1.bin", "trace.7.7.2.bin", "trace.7.7.3.bin"],
+        ["trace.7.9.0.bin", "trace.7.9.1.bin", "trace.7.7.4.bin", "trace.7.7.5.bin"],
+    ];
+    let second = life(6, 40_960);
+    let files = names[0].into_iter().zip(life(5, 8192));
+    files.chain(names[1].into_iter().zip(second)).collect()
+}
+
+#[test]
+fn each_life_of_a_process_has_its_own_order_and_modules() {
+    let report = report_of(&two_lives());
+    let doubts: Vec<_> =
+        report.notices.iter().filter(|line| !line.contains("runs are added")).collect();
+    assert!(doubts.iter().all(|line| line.contains("no name")), "{doubts:?}");
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.address, row.calls)).collect();
+    assert_eq!((rows, report.threads.len()), (vec![(32, 4)], 4));
+    let durations = report.rows[0].durations.expect("durations");
+    assert!(durations.min_ns > 900 && durations.max_ns < 1100, "{durations:?}");
+    assert_eq!(report.totals.unmatched_exits + report.totals.unclosed_enters, 0);
+}
+
+#[test]
+fn a_number_is_missing_only_where_no_other_life_has_its_name() {
+    let without = |name: &str| {
+        let files = two_lives().into_iter().filter(|(of, _)| *of != name).collect::<Vec<_>>();
+        report_of(&files)
+    };
+    assert_noticed(&without("trace.7.7.4.bin"), "1 segment is not here");
+    assert_noticed(&without("trace.7.9.0.bin"), "1 segment is not here");
+    // What was cut is found over the numbers that others have.
+    let mut files = two_lives();
+    let cut = files[5].1.len() - 32;
+    files[5].1.truncate(cut);
+    assert_noticed(&report_of(&files), "1 segment was cut short later: up to 1 event");
+}
+
+#[test]
+fn a_life_whose_first_segments_were_rotated_away_has_its_own_modules() {
+    let rotated = |t0_ns: u64, base: u64| {
+        let origin = Origin { flags: FLAG_WRAPPED, ..began(t0_ns) };
+        Records { ts: 10_000 * t0_ns, ..after(4096) }
+            .again(7, 7, "/bin/app")
+            .module(7, base, 4096, &[1], "/bin/app")
+            .thread(7, &format!("enter @{0}, exit @{0}", base + 32))
+            .file_mapped_of(origin, 0)
+    };
+    // The second life took numbers that the first one had given up.
+    let files = [("trace.7.7.6.bin", rotated(5, 8192)), ("trace.7.7.3.bin", rotated(6, 40_960))];
+    let report = report_of(&files);
+    let rows: Vec<_> =
+        report.rows.iter().map(|row| (row.module.as_str(), row.address, row.calls)).collect();
+    assert_eq!(rows, [("/bin/app", 32, 2)]);
+}
+
+#[test]
+fn a_life_that_ended_with_exec_has_the_anchors_of_the_next_one() {
+    let life = |t0_ticks: u64| Origin { t0_ticks, t0_ns: t0_ticks / 2, ..ticks(0) };
+    let calls = "enter a, exit a";
+    let first = Records::default().process(7, 7, "/bin/app").thread(7, calls);
+    let mut second = Records { ts: 5000, ..Records::default() };
+    second = second.process(7, 7, "/bin/app").thread(7, calls).end(7).mark(7, MARK_CLOCK, 3500);
+    second.events.last_mut().expect("the anchor").ts = 7000;
+    let files = [
+        ("trace.7.7.0.bin", first.file_mapped_of(life(1000), 0)),
+        ("trace.7.7.1.bin", second.file_mapped_of(life(5000), 0)),
+    ];
+    let report = report_of(&files);
+    assert_eq!(rows(&report), "a 2 10/10");
+    assert!(report.notices.iter().all(|line| !line.contains("anchor")), "{:?}", report.notices);
 }
 
 #[test]

@@ -4,10 +4,10 @@ mod common;
 
 use std::mem::offset_of;
 
-use callsight_analysis::{Mode, Report};
+use callsight_analysis::{Detail, Mode, Options, Report};
 use callsight_format::{
-    ByteOrder, SUMMARY_HEADER_BYTES, SUMMARY_HEADER_V1_BYTES, SUMMARY_MAGIC, SUMMARY_RECORD_BYTES,
-    SUMMARY_RECORD_V1_BYTES, SummaryHeader, SummaryRecord, summary_bucket,
+    ByteOrder, Cause, SUMMARY_HEADER_BYTES, SUMMARY_HEADER_V1_BYTES, SUMMARY_MAGIC,
+    SUMMARY_RECORD_BYTES, SUMMARY_RECORD_V1_BYTES, SummaryHeader, SummaryRecord, summary_bucket,
 };
 use common::{Captures, Records, assert_noticed, rows};
 
@@ -74,10 +74,8 @@ fn percentiles_stay_between_the_extremes() {
 
 #[test]
 fn calls_that_found_no_room_are_dropped_calls() {
-    for (left_out, dropped) in [(0, ""), (3, "! 3 calls were left out: 3 full\n")] {
-        let mut bytes = summary(2, ByteOrder::Little, &[100, 200]);
-        let at = offset_of!(SummaryHeader, truncated);
-        bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(left_out));
+    for (left_out, dropped) in [(0, ""), (3, "! 3 calls were left out: 3 unknown\n")] {
+        let bytes = with_header(&[100, 200], offset_of!(SummaryHeader, truncated), left_out);
         let report = report(&[("trace.summary.7.8.bin", bytes)]);
         let mut text = Vec::new();
         report.write_text(&mut text, 1).expect("memory");
@@ -88,7 +86,106 @@ fn calls_that_found_no_room_are_dropped_calls() {
         );
         assert!(text.contains(&line), "{text}");
         assert_eq!((report.identity.emitted, report.lost_events()), (emitted, left_out));
+        assert!(text.starts_with("events=0 ") && text.contains(" summed_calls=2\n"), "{text}");
     }
+}
+
+/// A summary of calls with these durations, with `word` at `at` in its header.
+fn with_header(durations: &[u64], at: usize, word: u64) -> Vec<u8> {
+    let mut bytes = summary(2, ByteOrder::Little, durations);
+    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    bytes
+}
+
+/// The same in the record of its function.
+fn with_record(durations: &[u64], at: usize, word: u64) -> Vec<u8> {
+    with_header(durations, SUMMARY_HEADER_BYTES + at, word)
+}
+
+#[test]
+fn losses_of_summary_files_are_told_beside_event_files() {
+    let events = Records::default().thread(7, "enter z, exit z").lost(7, Cause::Full as u32, 5);
+    let left_out = with_header(&[100, 200], offset_of!(SummaryHeader, truncated), 3);
+    let files =
+        [("trace.7.7.0.bin", events.file(ByteOrder::Little)), ("trace.summary.7.8.bin", left_out)];
+    let report = report(&files);
+    let alone = Captures::new(&files[..1]).analyze().expect("a report").identity;
+    let identity = report.identity;
+    assert_eq!(identity.delivered, alone.delivered + 2);
+    assert_eq!(identity.emitted, alone.emitted + 5);
+    assert_eq!(identity.emitted, identity.delivered + report.lost_events());
+    assert_noticed(&report, "8 events and calls were lost: 5 full, 3 unknown");
+    assert_noticed(
+        &report,
+        "process 7: 3 calls are counted in the summary of thread 8, but for no f",
+    );
+    assert!(report.headline().ends_with(" summed_calls=2"), "{}", report.headline());
+    assert!(report.identity_line().starts_with("records and calls emitted="));
+    let mut json = Vec::new();
+    report.write_json(&mut json, 0).expect("memory");
+    let json = String::from_utf8(json).expect("text");
+    for part in ["\"lost_events\": 8", "\"unknown\": 3", "\"summed_calls\": 2"] {
+        assert!(json.contains(part), "{part}: {json}");
+    }
+}
+
+#[test]
+fn only_files_that_may_count_every_level_of_a_recursion_are_told_to() {
+    let words = "1 summary file may count every level of a recursion";
+    let says_once = |bytes| {
+        let report = report(&[("trace.summary.7.8.bin", bytes)]);
+        assert_noticed(&report, "at most 13 % off");
+        !report.notices.iter().any(|line| line.contains(words))
+    };
+    assert!(!says_once(summary(2, ByteOrder::Little, &[100])));
+    assert!(says_once(with_header(&[100], offset_of!(SummaryHeader, hook_ns), 9)));
+}
+
+#[test]
+fn the_mean_of_a_recursion_that_counts_once_is_that_of_its_calls() {
+    let bytes = with_record(&[1000, 2000, 3000], offset_of!(SummaryRecord, inclusive), 3000);
+    let row = &report(&[("trace.summary.7.8.bin", bytes)]).rows[0];
+    let mean_ns = row.durations.expect("durations").mean_ns;
+    assert!(row.total_ns == 3000 && (1740..2260).contains(&mean_ns), "{row:?}");
+}
+
+#[test]
+fn calls_that_had_not_returned_are_listed_as_such() {
+    let bytes = with_record(&[100, 200], offset_of!(SummaryRecord, calls), 5);
+    let report = report(&[("trace.summary.7.8.bin", bytes)]);
+    let row = &report.rows[0];
+    assert_eq!((row.calls, row.not_returned, report.totals.unclosed_enters), (5, 3, 3));
+    assert_noticed(&report, "process 7: 3 calls had not returned when its summary was left");
+    // More than a bucket can hold: C callsight's begin again, ours stay.
+    for (stays, calls) in [(false, (1 << 32) + 2), (true, (1 << 33) + 2)] {
+        let mut bytes = with_record(&[100, 100], offset_of!(SummaryRecord, calls), calls);
+        let bucket = 4 * summary_bucket(100) + offset_of!(SummaryRecord, histogram);
+        let at = SUMMARY_HEADER_BYTES + bucket;
+        if stays {
+            bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+        }
+        let report = Captures::new(&[("trace.summary.7.8.bin", bytes)]).analyze();
+        assert_eq!(report.expect("a report").rows[0].not_returned, 0);
+    }
+}
+
+#[test]
+fn what_summary_files_cannot_give_is_said() {
+    let captures = Captures::new(&[("trace.summary.7.8.bin", summary(2, ByteOrder::Little, &[9]))]);
+    let with = |paths, callers, subtract_overhead| {
+        let detail = Detail { paths, callers };
+        let options = Options { detail, subtract_overhead, ..Options::default() };
+        captures.analyze_with(&options).expect("a report")
+    };
+    assert_noticed(&with(true, false, false), "summary files have no stacks");
+    assert_noticed(&with(false, true, false), "summary files have no callers");
+    assert_noticed(&with(false, false, true), "nothing is taken off their times");
+    let plain = with(false, false, false);
+    assert!(
+        plain.notices.iter().all(|line| !line.contains("files have no")),
+        "{:?}",
+        plain.notices
+    );
 }
 
 #[test]

@@ -271,6 +271,17 @@ fn a_stripped_program_has_places_in_it_for_names() {
 }
 
 #[test]
+fn a_second_exe_that_nothing_can_be_looked_up_in_is_said() {
+    let (first, second) = (Program::new(1, &[]), Program::new(2, &[]));
+    let exes = vec![first.path.clone(), second.path.clone()];
+    let both = Options { exes, ..Options::default() };
+    let report = first.foreign_capture().analyze_with(&both).expect("a report");
+    assert_noticed(&report, &format!("--exe {} is not used", second.path.display()));
+    let one = first.foreign_capture().analyze_with(&with_exe(&first.path)).expect("a report");
+    assert!(one.notices.iter().all(|line| !line.contains("is not used")), "{:?}", one.notices);
+}
+
+#[test]
 fn exe_must_be_a_binary() {
     let program = Program::new(1, &[]);
     let text = program.path.with_file_name("main.c");

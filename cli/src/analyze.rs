@@ -1,11 +1,12 @@
 //! `callsight analyze`: captures → a report on standard output.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use callsight_analysis::{Detail, Options, Report, analyze};
+
+use crate::say;
 
 /// Lines of each table where nothing else is asked for.
 const DEFAULT_TOP: usize = 20;
@@ -66,28 +67,24 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         subtract_overhead: args.subtract_overhead,
     };
     let report = analyze(&args.captures, &options)?;
-    match print(&report, args.format, args.top) {
-        // Whoever reads has seen enough: `callsight analyze | head`.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        done => done.context("write the report").map(|()| ExitCode::SUCCESS),
+    if matches!(args.format, Format::Folded | Format::Callers) {
+        // These have no place for notices, and nobody who reads may miss a loss.
+        let _ = report.write_notices(&mut io::stderr().lock());
     }
+    say::result("the report", |out| print(&report, args.format, args.top, out))
 }
 
-fn print(report: &Report, format: Format, top: Option<usize>) -> io::Result<()> {
-    let mut out = BufWriter::new(io::stdout().lock());
+fn print(
+    report: &Report,
+    format: Format,
+    top: Option<usize>,
+    mut out: &mut dyn Write,
+) -> io::Result<()> {
     let all = top.unwrap_or(0);
     match format {
-        Format::Text => report.write_text(&mut out, top.unwrap_or(DEFAULT_TOP))?,
-        Format::Json => report.write_json(&mut out, all)?,
-        // These have no place for notices, and nobody may miss a loss.
-        Format::Folded => {
-            report.write_notices(&mut io::stderr().lock())?;
-            report.write_folded(&mut out, all)?;
-        }
-        Format::Callers => {
-            report.write_notices(&mut io::stderr().lock())?;
-            report.write_callers(&mut out, all)?;
-        }
+        Format::Text => report.write_text(&mut out, top.unwrap_or(DEFAULT_TOP)),
+        Format::Json => report.write_json(&mut out, all),
+        Format::Folded => report.write_folded(&mut out, all),
+        Format::Callers => report.write_callers(&mut out, all),
     }
-    out.flush()
 }

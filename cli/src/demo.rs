@@ -5,7 +5,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +18,7 @@ use callsight_hub::local::find_program;
 use callsight_integrations::{Options, RUNTIME_TRIPLE, plan_init};
 use tempfile::TempDir;
 
-use crate::serve;
+use crate::{say, serve};
 
 /// The program, and how it is built.
 const PROJECT: [(&str, &str); 5] = [
@@ -151,7 +150,7 @@ fn stream(project: &Path) -> anyhow::Result<()> {
         out: project.join("traces"),
         limits: serve::limits(0, 0),
         streams: Some(1),
-        say: Box::new(|line| eprintln!("callsight serve: {line}")),
+        say: Box::new(|line| say::note(format_args!("callsight serve: {line}"))),
     })?;
     let port = server.local_addr().port();
     let ring = Ring(format!("callsight-demo-{}", std::process::id()));
@@ -179,7 +178,7 @@ fn run_drain_and_program(project: &Path, ring: &Ring, port: u16) -> anyhow::Resu
         }
     }
     program.env("TRACE_ENABLE", "1").env("TRACE_SHM", format!("/{name}"));
-    eprint!("{}", finish("run the demo", &mut program)?);
+    say::note(finish("run the demo", &mut program)?.trim_end());
     drain.wait(DRAIN_LIMIT)
 }
 
@@ -257,15 +256,14 @@ fn shown(line: &[OsString]) -> String {
 
 /// What one would type.
 fn show(line: &str) {
-    eprintln!("$ {line}");
+    say::note(format_args!("$ {line}"));
 }
 
 fn report(project: &Path) -> anyhow::Result<()> {
     let options =
         callsight_analysis::Options { exes: vec![project.join(PROGRAM)], ..Default::default() };
     let report = analyze(&[project.join("traces")], &options)?;
-    let mut out = BufWriter::new(io::stdout().lock());
-    report.write_text(&mut out, TOP).and_then(|()| out.flush()).context("write the report")?;
+    say::result("the report", |mut out| report.write_text(&mut out, TOP))?;
     ensure!(
         report.losses.is_empty() && report.totals.unmatched_exits == 0,
         "the demo's trace is not whole: what the first lines of its report say should not be"

@@ -1,10 +1,13 @@
 //! `callsight init`: a project → its edit, shown, then made or taken back.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use callsight_hub::stream::in_one_line;
 use callsight_integrations::{Options, Plan, plan_init, plan_install, plan_undo};
+
+use crate::say;
 
 /// Makes a CMake project buildable with hooks: one block in its CMakeLists.txt, one folder.
 ///
@@ -39,28 +42,31 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             plan_init(path, &Options { stream: args.stream })?
         }
     };
-    print!("{}", planned.diff());
-    if !args.dry_run {
-        planned.apply()?;
+    if args.dry_run {
+        return say::result("what would change", |out| report(&planned, &args, out));
     }
-    report(&planned, &args);
+    planned.apply()?;
+    // It is done, whoever hears of it.
+    let _ = say::result("what was changed", |out| report(&planned, &args, out));
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(planned: &Plan, args: &Args) {
+fn report(planned: &Plan, args: &Args, out: &mut dyn Write) -> io::Result<()> {
+    write!(out, "{}", planned.diff())?;
     let would = if args.dry_run { "would be " } else { "" };
     for change in planned.changes() {
         let name = planned.name_of(change).to_string_lossy();
-        println!("{would}{} {}", change.kind(), in_one_line(&name));
+        writeln!(out, "{would}{} {}", change.kind(), in_one_line(&name))?;
     }
     for note in planned.notes() {
-        println!("note: {}", in_one_line(note));
+        writeln!(out, "note: {}", in_one_line(note))?;
     }
     if planned.is_empty() {
-        println!("nothing to change");
+        writeln!(out, "nothing to change")?;
     } else if args.dry_run {
-        println!("nothing was written (--dry-run)");
+        writeln!(out, "nothing was written (--dry-run)")?;
     } else if args.prefix.is_none() && !args.undo {
-        println!("build with hooks: cmake -DCALLSIGHT=ON, in a build folder of its own");
+        writeln!(out, "build with hooks: cmake -DCALLSIGHT=ON, in a build folder of its own")?;
     }
+    Ok(())
 }

@@ -2,6 +2,9 @@
 //!
 //! Each verb is a file of its own: its arguments, one call into a crate, what it prints.
 
+// They panic where they cannot write; `say` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::process::ExitCode;
 
 use callsight_hub::stream::in_one_line;
@@ -10,9 +13,11 @@ use clap::{Parser, Subcommand};
 mod analyze;
 mod demo;
 mod drain;
+mod folder;
 mod init;
 mod rings;
 mod run;
+mod say;
 mod serve;
 mod sinks;
 mod snapshot;
@@ -41,6 +46,7 @@ enum Verb {
 const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
+    report_file_size_limit_as_error();
     let done = match Cli::parse().verb {
         Verb::Analyze(args) => analyze::run(args),
         Verb::Demo(args) => demo::run(args),
@@ -57,8 +63,20 @@ fn main() -> ExitCode {
     })
 }
 
+/// Without this a write beyond `ulimit -f` ends whatever verb it is. With a handler and not ignored, so
+/// that programs started from here have the signal as it was.
+fn report_file_size_limit_as_error() {
+    extern "C" fn go_on(_signal: libc::c_int) {}
+    // SAFETY: nothing in this program handles the signal, and the handler does nothing.
+    unsafe {
+        if libc::signal(libc::SIGXFSZ, libc::SIG_IGN) != libc::SIG_IGN {
+            libc::signal(libc::SIGXFSZ, go_on as *const () as libc::sighandler_t);
+        }
+    }
+}
+
 fn tell(error: &anyhow::Error) {
-    eprintln!("callsight: {}", in_one_line(&format!("{error:#}")));
+    say::note(format_args!("callsight: {}", in_one_line(&format!("{error:#}"))));
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use callsight_hub::local::{Found, Member, RingCommand, RingFile, RingState, Unbo
 use callsight_hub::stream::in_one_line;
 use serde_json::{Value, json};
 
+use crate::say;
+
 /// Lists the rings in shared memory, and who uses them
 #[derive(clap::Args)]
 pub struct Args {
@@ -55,18 +57,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return remove(&found, &names);
     }
     let listed = found.iter().map(look).collect::<Vec<_>>();
-    let mut out = io::stdout().lock();
-    let done = match args.json {
+    say::result("the list", |mut out| match args.json {
         true => {
             writeln!(out, "{}", json!({ "rings": listed.iter().map(as_json).collect::<Value>() }))
         }
         false => listed.iter().try_for_each(|listed| write_text(&mut out, listed)),
-    };
-    match done {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        done => done.context("write the list").map(|()| ExitCode::SUCCESS),
-    }
+    })
 }
 
 /// What the list says of one ring.
@@ -342,9 +338,8 @@ fn words(ring: &RingFile) -> anyhow::Result<RingWords> {
     })
 }
 
-/// A line for whoever reads; nobody has to.
 fn say(line: &str) {
-    let _ = writeln!(io::stdout(), "{}", in_one_line(line));
+    say::line(in_one_line(line));
 }
 
 #[cfg(test)]

@@ -5,21 +5,24 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use callsight_hub::local::{
     Hooks, Launch, LaunchError, Outcome, captures_in, find_program, hooks_of, remove_captures,
 };
 use callsight_hub::stream::in_one_line;
 use clap::Parser;
 
+use crate::folder::{Claim, holds_received, sibling};
 use crate::sinks::{self, Sinks};
-use crate::{analyze, tell};
+use crate::{analyze, say, tell};
 
 mod live;
 mod summary;
 
 use live::Live;
 
+/// How many folders beside the one that is wanted are tried.
+const MOST_SIBLINGS: u32 = 100;
 /// Most megabytes of captures where nothing else is said, as the runtime has it.
 const DEFAULT_MAX_MB: u64 = 512;
 
@@ -112,15 +115,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         note("nothing is recorded: neither a folder (--path) nor a server (--live) is wanted");
         return run_untraced(&args);
     }
-    let earlier = match args.prepare(&sinks) {
-        Ok(earlier) => earlier,
+    let asked = sinks.path.clone();
+    let (earlier, _claim) = match args.prepare(&mut sinks) {
+        Ok(prepared) => prepared,
         Err(error) => {
             note(&format!("{error:#}; the program runs without it"));
             sinks.path = None;
-            request = args.report.request(sinks.folder());
-            captures_in(sinks.folder()).unwrap_or_default()
+            (captures_in(sinks.folder()).unwrap_or_default(), None)
         }
     };
+    if sinks.path != asked {
+        request = args.report.request(sinks.folder());
+    }
     if sinks.live.is_none() && sinks.path.is_none() {
         let code = run_untraced(&args)?;
         return Ok(if code == ExitCode::SUCCESS { ExitCode::from(2) } else { code });
@@ -163,25 +169,56 @@ impl ReportArgs {
 }
 
 impl Args {
-    /// Makes room for new captures; which are there and stay.
-    fn prepare(&self, sinks: &Sinks) -> anyhow::Result<Vec<PathBuf>> {
+    /// Makes room for new captures; which are there and stay, and the claim on their folder.
+    fn prepare(&self, sinks: &mut Sinks) -> anyhow::Result<(Vec<PathBuf>, Option<Claim>)> {
         if std::env::var_os("TRACE_SHM").is_some() {
             note("TRACE_SHM is not passed on: this run has its own files, or its own ring");
         }
-        let Some(dir) = &sinks.path else {
-            return Ok(captures_in(sinks.folder()).unwrap_or_default());
+        let Some(wanted) = &sinks.path else {
+            return Ok((captures_in(sinks.folder()).unwrap_or_default(), None));
         };
-        std::fs::create_dir_all(dir)
-            .map_err(|error| LaunchError::Folder { path: dir.clone(), error })?;
+        let (dir, claim) = self.own_folder(wanted)?;
         if !self.keep {
-            remove_captures(dir)?;
+            remove_captures(&dir)?;
         }
-        let earlier = captures_in(dir)?;
+        let earlier = captures_in(&dir)?;
         if !earlier.is_empty() {
             let (count, dir) = (earlier.len(), dir.display());
             note(&format!("--keep: the report includes {count} earlier files in {dir}"));
         }
-        Ok(earlier)
+        sinks.path = Some(dir);
+        Ok((earlier, Some(claim)))
+    }
+
+    /// The folder that this run has for itself: the one that is wanted, or one beside it where that has
+    /// what is somebody else's.
+    fn own_folder(&self, wanted: &Path) -> anyhow::Result<(PathBuf, Claim)> {
+        let mut folder = wanted.to_owned();
+        let mut taken = None;
+        for number in 2..=MOST_SIBLINGS {
+            let fail = |path: &Path, error| LaunchError::Folder { path: path.to_owned(), error };
+            std::fs::create_dir_all(&folder).map_err(|error| fail(&folder, error))?;
+            let claim = Claim::alone(&folder).map_err(|error| fail(&folder, error))?;
+            let received = holds_received(&folder).map_err(|error| fail(&folder, error))?;
+            let why = match claim {
+                None => "another `callsight` records there",
+                Some(_) if received && !self.keep => {
+                    "it has streams that `callsight serve` received"
+                }
+                Some(claim) => {
+                    if let Some(why) = taken {
+                        let (wanted, folder) = (wanted.display(), folder.display());
+                        note(&format!("{wanted} stays as it is, {why}: this run is in {folder}"));
+                    }
+                    return Ok((folder, claim));
+                }
+            };
+            taken.get_or_insert(why);
+            folder = sibling(wanted, number).with_context(|| {
+                format!("{}: {why}; name another folder (--path)", wanted.display())
+            })?;
+        }
+        bail!("{} and those beside it are in use: name another folder (--path)", wanted.display())
     }
 
     /// Reports on what the run left; a program that could not use its ring has left files, wherever
@@ -321,7 +358,7 @@ fn likely_cause(thread_filter: Option<String>) -> String {
 }
 
 fn note(text: &str) {
-    eprintln!("callsight run: {}", in_one_line(text));
+    say::note(format_args!("callsight run: {}", in_one_line(text)));
 }
 
 #[cfg(test)]

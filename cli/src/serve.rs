@@ -1,6 +1,7 @@
 //! `callsight serve`: streams of devices → captures in a folder, until it is told to end.
 
-use std::io::Write;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use callsight_format::STREAM_PORT;
 use callsight_hub::capture::CaptureLimits;
 use callsight_hub::forward::Forward;
@@ -16,6 +17,9 @@ use callsight_hub::ingest::{Destinations, MakeSink, Options, Server};
 use callsight_hub::local::{Address, RingError, check_name, ending_signals};
 use callsight_hub::model::{Model, Overview};
 use callsight_hub::stream::in_one_line;
+
+use crate::folder::Claim;
+use crate::say;
 
 mod rings;
 
@@ -57,6 +61,13 @@ const STATUS_PAUSE: Duration = Duration::from_secs(3);
 /// See [`Args`].
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     report_file_size_limit_as_error();
+    if let Some(forward) = &args.forward
+        && is_itself(forward, &args.host, args.port)
+    {
+        bail!(
+            "forward to {forward}: that is this very server; --forward wants another one, or leave it out"
+        );
+    }
     let out = args.out;
     let server = Server::bind(Options {
         host: args.host,
@@ -66,6 +77,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         streams: None,
         say: Box::new(say),
     })?;
+    // As long as it is held, no run empties the folder.
+    let _claim = Claim::beside_others(&out);
     let model = args.status.then(Model::default);
     let server = server.with_destinations(Destinations {
         unpacked: args.events,
@@ -91,6 +104,25 @@ fn sinks(forward: Option<String>, model: Option<&Model>) -> Vec<MakeSink> {
     let forward = forward.map(|to| -> MakeSink { Box::new(move || Box::new(Forward::to(&to))) });
     let model = model.cloned().map(|model| -> MakeSink { Box::new(move || model.sink()) });
     forward.into_iter().chain(model).collect()
+}
+
+/// Whether who listens on `host` and `port` would be connected to at `forward`. Names that are not found
+/// are nobody's so far.
+fn is_itself(forward: &str, host: &str, port: u16) -> bool {
+    let found = |at: io::Result<std::vec::IntoIter<SocketAddr>>| at.into_iter().flatten();
+    let here: Vec<IpAddr> =
+        found((host, port).to_socket_addrs()).map(|address| address.ip().to_canonical()).collect();
+    let reaches = |to: IpAddr| match to.to_canonical() {
+        // A connection to no address in particular is one to this machine.
+        to if to.is_unspecified() => here.iter().any(|ip| ip.is_unspecified() || ip.is_loopback()),
+        to => here.iter().any(|ip| *ip == to || (ip.is_unspecified() && is_of_this_machine(to))),
+    };
+    port != 0 && found(forward.to_socket_addrs()).any(|to| to.port() == port && reaches(to.ip()))
+}
+
+/// Nobody can listen on an address of another one.
+fn is_of_this_machine(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
 }
 
 fn ring_name(text: &str) -> Result<String, RingError> {
@@ -127,11 +159,42 @@ pub fn limits(max_mb: u32, seg_mb: u32) -> CaptureLimits {
 
 /// A line for whoever watches. When nobody does any more, receiving goes on.
 fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "callsight serve: {}", in_one_line(line));
+    say::line(format_args!("callsight serve: {}", in_one_line(line)));
 }
 
 /// Without this a write beyond `ulimit -f` ends the server with every other stream.
 fn report_file_size_limit_as_error() {
     // SAFETY: no other code in this program handles the signal, and ignoring it runs none.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_known_under_all_its_addresses() {
+        for (host, forward) in [
+            ("0.0.0.0", "127.0.0.1:7000"),
+            ("0.0.0.0", "0.0.0.0:7000"),
+            ("0.0.0.0", "127.9.9.9:7000"),
+            ("127.0.0.1", "127.0.0.1:7000"),
+            ("127.0.0.1", "localhost:7000"),
+            ("127.0.0.1", "0.0.0.0:7000"),
+            ("127.0.0.1", "[::ffff:127.0.0.1]:7000"),
+        ] {
+            assert!(is_itself(forward, host, 7000), "{forward} is {host}");
+        }
+        for (host, forward) in [
+            ("0.0.0.0", "127.0.0.1:7001"),
+            ("127.0.0.1", "127.0.0.2:7000"),
+            // An address that is nobody's, for documents.
+            ("0.0.0.0", "192.0.2.1:7000"),
+            ("0.0.0.0", "no.such.host.invalid:7000"),
+        ] {
+            assert!(!is_itself(forward, host, 7000), "{forward} is not {host}");
+        }
+        // Any free port is none that somebody could know.
+        assert!(!is_itself("127.0.0.1:7000", "127.0.0.1", 0));
+    }
 }

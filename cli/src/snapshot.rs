@@ -1,11 +1,12 @@
 //! `callsight snapshot`: what a ring holds of a running program → a capture.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use callsight_hub::local::{Snapshot, snapshot};
+use callsight_hub::local::{Amounts, Snapshot, snapshot};
 use callsight_hub::stream::in_one_line;
+
+use crate::say;
 
 /// Writes what the ring of a program holds now, without stopping anything
 ///
@@ -26,26 +27,34 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let folder = args.out.unwrap_or_else(|| format!("snapshot.{}", args.pid).into());
     let taken = snapshot(args.pid, &folder)?;
     for line in lines(args.pid, &taken) {
-        // Nobody has to read it.
-        let _ = writeln!(io::stdout(), "{}", in_one_line(&line));
+        say::line(in_one_line(&line));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn lines(pid: u32, taken: &Snapshot) -> Vec<String> {
-    let Snapshot { ring, threads, events, beheaded, left_out, untold, .. } = taken;
-    let threads = if *threads == 1 { "1 thread" } else { &format!("{threads} threads") };
-    let file = taken.file.display();
+    let Snapshot { ring, file, amounts } = taken;
+    let Amounts { threads, events, beheaded, left_out, untold, of_nobody } = *amounts;
+    let threads = if threads == 1 { "1 thread" } else { &format!("{threads} threads") };
+    let file = file.display();
     let mut lines =
         vec![format!("process {pid}, ring {ring}: {events} events of {threads} -> {file}")];
-    if *beheaded > 0 {
+    if beheaded > 0 {
         lines.push(format!("a drain has the beginning of {beheaded} of them"));
     }
-    if *left_out > 0 {
+    if left_out > 0 {
         lines.push(format!("{left_out} records were on their way and are left out"));
     }
-    if *untold > 0 {
-        lines.push(format!("{untold} events were dropped by the program since its last page"));
+    if untold > 0 {
+        lines.push(format!(
+            "{untold} events were dropped by the program beside those that its records tell"
+        ));
+    }
+    if of_nobody > 0 {
+        lines.push(format!(
+            "{of_nobody} of them by threads that the ring does not name: they may be of another process \
+             of it"
+        ));
     }
     lines
 }

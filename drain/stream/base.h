@@ -38,6 +38,11 @@
 /* The layouts keep them aligned; on i386 the compiler must be told. */
 typedef uint64_t aligned_word __attribute__((aligned(8)));
 
+static uint32_t load16(const uint16_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
 static uint32_t load32(const uint32_t *at)
 {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
@@ -46,6 +51,11 @@ static uint32_t load32(const uint32_t *at)
 static uint64_t load64(const uint64_t *at)
 {
     return __atomic_load_n((const aligned_word *)(const void *)at, __ATOMIC_ACQUIRE);
+}
+
+static void store16(uint16_t *at, uint16_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
 static void store32(uint32_t *at, uint32_t value)
@@ -200,6 +210,8 @@ static void install_signals(void)
     action.sa_handler = on_bus_error;
     sigaction(SIGBUS, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
+    /* A file may be no larger than `ulimit -f` says; what would be fails with an error instead. */
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 /* `value` as `count` bytes, low byte first. */

@@ -246,6 +246,13 @@ static void tell_note(struct pool *pool, const struct feed *feed, uint64_t ts, u
     outlet_note(pool->outlet, feed, events, pieces);
 }
 
+/* The note of a pause. */
+static void tell_pause_of(struct pool *pool, const struct feed *feed, uint64_t ts)
+{
+    static const unsigned char note[CALLSIGHT_NOTE_PIECE_BYTES];
+    tell_note(pool, feed, ts, CALLSIGHT_NOTE_PAUSE, note, 1);
+}
+
 /* The last note of `feed` tells a loss. */
 static void add_told(struct pool *pool, const struct feed *feed, uint64_t cause, uint64_t events)
 {

@@ -122,8 +122,8 @@ static uint64_t dropped_since(const struct pool *pool, uint32_t index, uint32_t 
     return known && at >= 0 ? (uint32_t)dropped - slot->lost_before[at] : dropped;
 }
 
-/* Tells what a writer lost and did not tell, by cause as far as its last page shows; 0 when there
- * was nothing to tell. */
+/* Tells what a writer lost and did not tell, by cause as far as its last page shows, and that it has
+ * left out calls in a pause; 0 when there was nothing to tell. */
 static int tell_untold(struct pool *pool, uint32_t index)
 {
     const struct callsight_ring_writer *writer = writer_at(pool, index);
@@ -134,6 +134,7 @@ static int tell_untold(struct pool *pool, uint32_t index)
     /* One that was killed behind its loss note has not added it up. */
     uint64_t told = writer->told > slot->heard ? writer->told : slot->heard;
     uint64_t left = dropped > told ? dropped - told : 0;
+    int owes_pause = load16(&writer->pause_untold) != 0;
     uint32_t by_cause[4] = { 0, 0, 0, 0 };
     struct feed feed = {
         { writer->start, load32(&writer->pid), writer->tid },
@@ -144,7 +145,7 @@ static int tell_untold(struct pool *pool, uint32_t index)
         { 0, 0, 0 },
         0,
     };
-    if (left == 0)
+    if (left == 0 && !owes_pause)
         return 0;
     /* As before a record behind all of them: so a reader knows them without their notes, too. */
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
@@ -170,6 +171,8 @@ static int tell_untold(struct pool *pool, uint32_t index)
                          writer->untold_last };
     if (left > 0)
         tell_loss(pool, &feed, &rest);
+    if (owes_pause)
+        tell_pause_of(pool, &feed, slot->last_ts);
     return 1;
 }
 
@@ -181,14 +184,14 @@ static int tell_untold(struct pool *pool, uint32_t index)
 static void end_move(struct pool *pool, struct callsight_ring_writer *writer)
 {
     struct callsight_ring_control *control = pool->ring->control;
-    uint32_t moves = load32(&writer->moves);
+    uint32_t moves = load16(&writer->moves);
     if (moves == 0 || moves > STORED_MOVES)
         return;
     store64(&control->retired_emitted, writer->untold_first);
     if (moves != STORED_MOVES)
         store64(&control->retired_dropped[moves - 1], writer->untold_last);
     store64(moves == STORED_MOVES ? &writer->stored : &writer->dropped[moves - 1], 0);
-    store32(&writer->moves, 0);
+    store16(&writer->moves, 0);
 }
 
 /* Moves a count of a dead writer, all of whose losses are told, to the retired ones. */
@@ -202,7 +205,7 @@ static void move_count(struct pool *pool, struct callsight_ring_writer *writer, 
     writer->untold_first = load64(&control->retired_emitted) + count;
     if (moves != STORED_MOVES)
         writer->untold_last = load64(&control->retired_dropped[moves - 1]) + count;
-    store32(&writer->moves, moves);
+    store16(&writer->moves, (uint16_t)moves);
     end_move(pool, writer);
 }
 

@@ -3,7 +3,9 @@
  * In: the very bytes that a server would get, over a socket pair. Out: a capture of version 3
  * (file.rs), and a report for each chunk that stands in it. A disk that blocks holds up this
  * process and its queue, nothing else. When the disk is full, the file ends on a whole chunk with
- * the reason behind it: room for that is kept from the start.
+ * the reason behind it: room for that is kept from the start. A file that somebody removes or cuts
+ * short meanwhile is given up: what is gone with it is reported, and another capture of the same stream
+ * begun.
  */
 
 #define TAIL_BYTES 2048u            /* kept for the last two chunks */
@@ -19,7 +21,9 @@ enum save_state {
 };
 
 struct save_report {
-    uint64_t chunks; /* that stand in the file */
+    uint64_t chunks; /* that were stored */
+    uint64_t gone_from; /* of these, those from here ... */
+    uint64_t gone_to;   /* ... to here are in no file any more */
     uint32_t state;
     int32_t error;
 };
@@ -28,14 +32,21 @@ struct save_report {
 
 struct capture {
     int socket;
-    int file;
+    int file; /* to append to: less than 0 where there is none */
+    int has_links; /* the file system counts them */
     uint64_t bytes;
+    uint64_t spent; /* bytes of files that were given up and are there */
+    uint64_t first; /* chunks that were stored before this file */
     uint64_t room; /* up to here the file system has promised us */
     uint64_t budget; /* 0 for none */
     int made_folder;
+    const char *folder;
+    struct callsight_file_header header;
     struct save_report report;
     char path[PATH_MAX];
     unsigned char *chunk;
+    unsigned char *hello; /* the first chunk, for each file */
+    size_t hello_count;
 };
 
 static int read_whole(int file, void *bytes, size_t count)
@@ -51,15 +62,20 @@ static int read_whole(int file, void *bytes, size_t count)
     return 1;
 }
 
-/* Writes at the end of what is whole; a write that fails half-way changes nothing. */
+/* Writes at the end of what is whole; a write that fails half-way changes nothing. Not to a place but to
+ * the end: into a file that was cut short meanwhile it would make a hole, which hides that. */
 static int capture_write(struct capture *capture, const void *bytes, size_t count)
 {
     size_t done = 0;
     while (done < count) {
-        ssize_t put = pwrite(capture->file, (const char *)bytes + done, count - done,
-                             (off_t)(capture->bytes + done));
-        if (put < 0 && errno != EINTR)
+        ssize_t put = write(capture->file, (const char *)bytes + done, count - done);
+        if (put < 0 && errno != EINTR) {
+            int error = errno;
+            if (done > 0 && ftruncate(capture->file, (off_t)capture->bytes) != 0)
+                say("cut %s to its last whole chunk: %s", capture->path, strerror(errno));
+            errno = error;
             return 0;
+        }
         done += put > 0 ? (size_t)put : 0;
     }
     capture->bytes += count;
@@ -119,41 +135,54 @@ static int capture_try_folder(struct capture *capture, const char *folder)
     return access(folder, W_OK | X_OK) == 0;
 }
 
-/* Makes the file, and writes its header; 0 with errno. */
-static int capture_begin(struct capture *capture, const char *folder)
+/* Makes a file, and writes what stands before its events; 0 with errno. */
+static int capture_open(struct capture *capture)
 {
-    struct callsight_handshake handshake;
-    struct callsight_file_header header;
-    if (!read_whole(capture->socket, &handshake, sizeof handshake)) {
-        /* Stopped before there was anything to write. */
-        if (capture->made_folder)
-            rmdir(folder);
-        _exit(0);
-    }
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+    struct stat stat;
+    if (mkdir(capture->folder, 0777) != 0 && errno != EEXIST)
         return 0;
-    uint32_t id = last_capture(folder) + 1, tries = CAPTURE_TRIES;
+    uint32_t id = last_capture(capture->folder) + 1, tries = CAPTURE_TRIES;
     do {
-        snprintf(capture->path, sizeof capture->path, "%s/trace.stream.%" PRIu32 ".0.bin", folder,
-                 id++);
-        capture->file = open(capture->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        snprintf(capture->path, sizeof capture->path, "%s/trace.stream.%" PRIu32 ".0.bin",
+                 capture->folder, id++);
+        capture->file = open(capture->path, O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     } while (capture->file < 0 && errno == EEXIST && --tries > 0);
     if (capture->file < 0)
         return 0;
-    memset(&header, 0, sizeof header);
-    memcpy(header.magic, CALLSIGHT_FILE_MAGIC, sizeof header.magic);
-    header.version = CALLSIGHT_FILE_VERSION_CHUNKS;
-    header.event_size = EVENT_BYTES;
-    header.header_size = sizeof header;
-    header.flags = handshake.flags;
-    header.load_bias = handshake.load_bias;
-    header.tick_hz = handshake.tick_hz;
-    header.t0_ticks = handshake.t0_ticks;
-    header.t0_ns = handshake.t0_ns;
-    header.hook_ns = handshake.hook_ns;
-    header.pid = id - 1;
-    return capture_has_room(capture, sizeof header)
-           && capture_write(capture, &header, sizeof header);
+    capture->has_links = fstat(capture->file, &stat) == 0 && stat.st_nlink > 0;
+    capture->bytes = capture->room = 0;
+    capture->header.pid = id - 1;
+    size_t count = sizeof capture->header + capture->hello_count;
+    if (!capture_has_room(capture, count)
+        || !capture_write(capture, &capture->header, sizeof capture->header)
+        || !capture_write(capture, capture->hello, capture->hello_count))
+        return 0;
+    say("writing %s", capture->path);
+    return 1;
+}
+
+/* Waits for the beginning of the stream, and makes the file; 0 with errno. */
+static int capture_begin(struct capture *capture)
+{
+    struct callsight_handshake handshake;
+    struct callsight_file_header *header = &capture->header;
+    if (!read_whole(capture->socket, &handshake, sizeof handshake)) {
+        /* Stopped before there was anything to write. */
+        if (capture->made_folder)
+            rmdir(capture->folder);
+        _exit(0);
+    }
+    memcpy(header->magic, CALLSIGHT_FILE_MAGIC, sizeof header->magic);
+    header->version = CALLSIGHT_FILE_VERSION_CHUNKS;
+    header->event_size = EVENT_BYTES;
+    header->header_size = sizeof *header;
+    header->flags = handshake.flags;
+    header->load_bias = handshake.load_bias;
+    header->tick_hz = handshake.tick_hz;
+    header->t0_ticks = handshake.t0_ticks;
+    header->t0_ns = handshake.t0_ns;
+    header->hook_ns = handshake.hook_ns;
+    return capture_open(capture);
 }
 
 /* Reads the next chunk; 0 when there is none any more. */
@@ -170,18 +199,77 @@ static size_t capture_read(const struct capture *capture, struct callsight_chunk
     return count;
 }
 
-/* Stores a chunk, or says why it cannot. The last two need no room: it is there. */
+static void capture_report(const struct capture *capture)
+{
+    ssize_t sent = send(capture->socket, &capture->report, sizeof capture->report, MSG_NOSIGNAL);
+    (void)sent;
+}
+
+/* How many of its chunks stand in the first `bytes` bytes of the file. */
+static uint64_t capture_chunks_in(const struct capture *capture, uint64_t bytes)
+{
+    struct callsight_chunk_header header;
+    uint64_t chunks = 0, at = sizeof capture->header;
+    while (pread(capture->file, &header, sizeof header, (off_t)at) == (ssize_t)sizeof header) {
+        at += sizeof header + header.zstd_len;
+        if (at > bytes)
+            break;
+        chunks += header.kind != CALLSIGHT_CHUNK_HELLO;
+    }
+    return chunks;
+}
+
+/* Whether the file has all that was written to it. What is gone is reported, and the file given up. */
+static int capture_is_whole(struct capture *capture)
+{
+    struct save_report *report = &capture->report;
+    struct stat stat;
+    if (capture->file < 0 || fstat(capture->file, &stat) != 0)
+        return 1;
+    int removed = capture->has_links && stat.st_nlink == 0;
+    uint64_t bytes = removed ? 0 : (uint64_t)stat.st_size;
+    if (bytes >= capture->bytes)
+        return 1;
+    say("%s was %s while it was written to; what is gone is lost", capture->path,
+        removed ? "removed" : "cut short");
+    report->gone_from = capture->first + (removed ? 0 : capture_chunks_in(capture, bytes));
+    report->gone_to = report->chunks;
+    capture_report(capture);
+    report->gone_from = report->gone_to;
+    capture->first = report->chunks;
+    capture->spent += bytes;
+    close(capture->file);
+    capture->file = -1;
+    return 0;
+}
+
+/* Whether the budget has room for `count` more bytes and for the tail. */
+static int capture_is_within(const struct capture *capture, uint64_t count)
+{
+    return capture->budget == 0
+           || capture->spent + capture->bytes + count + TAIL_BYTES <= capture->budget;
+}
+
+/* Stores a chunk; 0 where it cannot. The last two need no room: it is there. */
+static int capture_store_in(struct capture *capture, uint32_t kind, size_t count, int is_tail)
+{
+    /* With the very last chunk alone a file would be of no use. */
+    if (kind != CALLSIGHT_CHUNK_SINK && !capture_is_whole(capture) && !capture_open(capture))
+        return 0;
+    return (is_tail || capture_has_room(capture, count))
+           && capture_write(capture, capture->chunk, count);
+}
+
+/* Stores a chunk, or says why it cannot. */
 static void capture_store(struct capture *capture, uint32_t kind, size_t count)
 {
     struct save_report *report = &capture->report;
     int is_tail = kind == CALLSIGHT_CHUNK_SINK || kind == CALLSIGHT_CHUNK_END;
     if (report->state != SAVE_STORED && !is_tail)
         return;
-    if (capture->budget != 0 && !is_tail
-        && capture->bytes + count + TAIL_BYTES > capture->budget)
+    if (!is_tail && !capture_is_within(capture, count))
         report->state = SAVE_BUDGET;
-    else if ((!is_tail && !capture_has_room(capture, count))
-             || !capture_write(capture, capture->chunk, count))
+    else if (!capture_store_in(capture, kind, count, is_tail))
         report->state = SAVE_FAILED;
     if (report->state == SAVE_FAILED && report->error == 0)
         report->error = errno;
@@ -189,10 +277,12 @@ static void capture_store(struct capture *capture, uint32_t kind, size_t count)
         report->chunks++;
 }
 
-static void capture_report(const struct capture *capture)
+/* Keeps the first chunk for files that have to be begun later. */
+static void capture_keep_hello(struct capture *capture, size_t count)
 {
-    ssize_t sent = send(capture->socket, &capture->report, sizeof capture->report, MSG_NOSIGNAL);
-    (void)sent;
+    capture->hello = get_memory(NULL, count);
+    memcpy(capture->hello, capture->chunk, count);
+    capture->hello_count = count;
 }
 
 /* Writes until the other end of the socket is closed. */
@@ -206,8 +296,8 @@ static void capture_run(int socket, const char *folder, uint64_t budget)
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN);
     capture.socket = socket;
+    capture.folder = folder;
     capture.file = -1;
     capture.budget = budget;
     capture.chunk = get_memory(NULL, sizeof header
@@ -217,17 +307,18 @@ static void capture_run(int socket, const char *folder, uint64_t budget)
         capture.report.error = errno;
     }
     capture_report(&capture);
-    if (!capture_begin(&capture, folder)) {
+    if (!capture_begin(&capture)) {
         capture.report.state = SAVE_FAILED;
         capture.report.error = errno;
         capture_report(&capture);
-    } else {
-        say("writing %s", capture.path);
     }
     while ((count = capture_read(&capture, &header)) > 0) {
         capture_store(&capture, header.kind, count);
+        if (header.kind == CALLSIGHT_CHUNK_HELLO)
+            capture_keep_hello(&capture, count);
         capture_report(&capture);
     }
+    capture_is_whole(&capture);
     /* What was kept for the tail and not needed; a half chunk never counted. */
     if (capture.file >= 0 && ftruncate(capture.file, (off_t)capture.bytes) != 0)
         say("cut %s to its last whole chunk: %s", capture.path, strerror(errno));
@@ -235,6 +326,12 @@ static void capture_run(int socket, const char *folder, uint64_t budget)
 }
 
 /* ---- Our end of it ---------------------------------------------------------------------------- */
+
+/* What is counted of a chunk. */
+struct stored {
+    uint64_t events;
+    uint32_t numbered;
+};
 
 struct save {
     struct sink sink;
@@ -247,6 +344,9 @@ struct save {
     uint32_t sent;     /* parcels at the front of the queue that the socket has */
     size_t sent_bytes; /* of the parcel behind them */
     uint64_t stored;   /* parcels that the process has reported */
+    struct stored *list; /* these, as they may be gone later */
+    uint64_t list_room;
+    int has_lost;      /* some were */
     int is_gone;       /* the process */
     size_t rest_count; /* what is left of a parcel that was half sent when the process failed */
     size_t rest_sent;
@@ -270,13 +370,37 @@ static void save_end(struct save *save, unsigned cause, const char *why)
     sink_fail(&save->sink, cause);
 }
 
+/* The oldest parcel of the queue is stored. */
+static void save_delivered(struct save *save)
+{
+    const struct parcel *parcel = sink_at(&save->sink, 0);
+    if (save->stored == save->list_room) {
+        save->list_room = save->list_room * 2 + 1024;
+        save->list = get_memory(save->list, save->list_room * sizeof *save->list);
+    }
+    save->list[save->stored++] = (struct stored){ parcel->events, parcel->numbered };
+    save->sent--;
+    sink_delivered(&save->sink);
+}
+
+/* What was stored from one parcel to another is gone. */
+static void save_lose(struct save *save, uint64_t from, uint64_t to)
+{
+    struct sink *sink = &save->sink;
+    for (; from < to && from < save->stored; from++) {
+        const struct stored *stored = &save->list[from];
+        sink->delivered -= stored->events;
+        sink->dropped[CALLSIGHT_CAUSE_IO] += stored->events;
+        sink->dropped_records[CALLSIGHT_CAUSE_IO] += stored->numbered;
+        save->has_lost = 1;
+    }
+}
+
 static void save_hear_one(struct save *save, const struct save_report *report)
 {
-    while (save->stored < report->chunks && save->sent > 0) {
-        save->stored++;
-        save->sent--;
-        sink_delivered(&save->sink);
-    }
+    while (save->stored < report->chunks && save->sent > 0)
+        save_delivered(save);
+    save_lose(save, report->gone_from, report->gone_to);
     if (report->state == SAVE_STORED || save->sink.dead)
         return;
     if (report->state == SAVE_BUDGET)
@@ -398,5 +522,6 @@ static int save_finish(struct save *save, const unsigned char *tail, size_t coun
     shutdown(save->socket, SHUT_WR);
     while ((over = waitpid(save->process, NULL, WNOHANG)) == 0 && now_ns() < end)
         nap(MS);
+    save_hear(save);
     return over == save->process;
 }

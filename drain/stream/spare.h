@@ -131,12 +131,22 @@ static uint32_t unborn_number(void)
     return behind_pids + (uint32_t)((namespace_number * 0x9e3779b97f4a7c15 + pid) % count);
 }
 
-/* Makes a spare for the ring that is waited for, of the size that TRACE_SHM_SIZE asks for here. One
- * that cannot be made is no harm: the process makes its own. */
+/* The size that TRACE_SHM_SIZE asks for here, as the runtime reads it; 0 where it is no number. */
+static uint64_t asked_bytes(void)
+{
+    const char *text = getenv("TRACE_SHM_SIZE");
+    errno = 0;
+    unsigned long long asked = text != NULL ? strtoull(text, NULL, 10) : 0;
+    if (errno != 0)
+        return 0;
+    return asked < UINT32_MAX ? asked : UINT32_MAX;
+}
+
+/* Makes a spare for the ring that is waited for. One that cannot be made is no harm: the process makes
+ * its own. */
 static void spare_make(const char *ring_path)
 {
-    const char *asked = getenv("TRACE_SHM_SIZE");
-    struct layout layout = layout_of(asked != NULL ? strtoull(asked, NULL, 10) : 0);
+    struct layout layout = layout_of(asked_bytes());
     struct statvfs room;
     char path[sizeof spare.path], unborn[64];
     if (!spare_remove_left(ring_path))

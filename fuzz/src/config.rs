@@ -9,6 +9,10 @@ use toml_edit::DocumentMut;
 #[path = "../../integrations/src/selection.rs"]
 mod selection;
 
+#[allow(dead_code, reason = "the file is taken whole")]
+#[path = "../../integrations/src/user_file.rs"]
+pub mod user_file;
+
 /// What that file finds in its crate.
 pub mod vendor {
     pub const FOLDER: &str = "callsight";

@@ -21,7 +21,11 @@ pub use wire::wire;
 
 // Where the files that are taken look for them.
 use callsight_hub::stream;
-use config::{Error, vendor};
+use config::{Error, user_file, vendor};
+
+#[allow(dead_code, missing_docs, reason = "the file is taken whole")]
+#[path = "../../hub/src/losses.rs"]
+mod losses;
 
 /// A target: its name, and what runs it.
 pub type Target = (&'static str, fn(&[u8]));

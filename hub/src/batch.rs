@@ -172,11 +172,11 @@ impl Unpacking {
         match batch.content {
             Content::Events => show_all(batch.bytes(), batch.order, show),
             Content::EventChunk => {
-                self.inflate(batch)?;
+                self.inflate(&batch.bytes, batch.order)?;
                 show_all(&self.raw, batch.order, show);
             }
             Content::Block(_) => {
-                self.inflate(batch)?;
+                self.inflate(&batch.bytes, batch.order)?;
                 self.unpacker.unpack(&self.raw, &mut show)?;
             }
             Content::Sender(_) | Content::End(_) => {}
@@ -184,10 +184,22 @@ impl Unpacking {
         Ok(())
     }
 
-    fn inflate(&mut self, batch: &Batch) -> Result<(), BlockError> {
+    /// The events of a chunk with a block, as their sender would have sent them raw.
+    pub(crate) fn raw_events(
+        &mut self,
+        chunk: &[u8],
+        order: ByteOrder,
+    ) -> Result<Vec<u8>, BlockError> {
+        let mut events = Vec::new();
+        self.inflate(chunk, order)?;
+        self.unpacker.unpack(&self.raw, |event| events.extend(event.to_bytes(order)))?;
+        Ok(events)
+    }
+
+    fn inflate(&mut self, chunk: &[u8], order: ByteOrder) -> Result<(), BlockError> {
         let (header, frame) =
-            batch.bytes.split_first_chunk::<CHUNK_HEADER_BYTES>().ok_or(BlockError::Short)?;
-        let ChunkHeader { raw_len, .. } = ChunkHeader::parse(*header, batch.order);
+            chunk.split_first_chunk::<CHUNK_HEADER_BYTES>().ok_or(BlockError::Short)?;
+        let ChunkHeader { raw_len, .. } = ChunkHeader::parse(*header, order);
         if raw_len > CHUNK_MAX_RAW_BYTES {
             return Err(BlockError::Contents);
         }

@@ -8,26 +8,29 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use callsight_format::{
-    ByteOrder, CHUNK_EVENTS, Cause, ChunkHeader, GREETING_MAGIC, Handshake, REPLY_ACKNOWLEDGE,
-    REPLY_GREETING, REPLY_HEADER_BYTES, REPLY_MAX_BYTES,
+    ByteOrder, CHUNK_EVENTS, CHUNK_RAW_BYTES, Cause, ChunkHeader, GREETING_MAGIC, Handshake,
+    REPLY_ACKNOWLEDGE, REPLY_GREETING, REPLY_HEADER_BYTES, REPLY_MAX_BYTES,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
-use crate::{Batch, Content, Deadline, Losses, SessionMeta, Sink};
+use crate::{Amount, Batch, Content, Deadline, Losses, SessionMeta, Sink, Unpacking};
 
 /// Bytes of chunks that may be on their way.
 const WINDOW_BYTES: usize = 8 << 20;
 /// How long one attempt to connect may take, and the pause behind one that failed.
 const CONNECT_TIME: Duration = Duration::from_secs(1);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// How long the other side may take to greet and to say what it has of the stream.
-const GREETING_TIME: Duration = Duration::from_secs(5);
+/// How long the other side may take to greet and to say what it has of the stream, before it is taken for
+/// an older one, as by the drain; ...
+const GREETING_TIME: Duration = Duration::from_secs(1);
+/// ... one that takes the place of a side that did, before it is given up.
+const SILENT_TIME: Duration = Duration::from_secs(5);
 /// After so long without a sign of the other kernel the connection is lost.
 const DEAD_PEER_MS: u32 = 6000;
 /// For so long the other side may acknowledge nothing of what it was sent; as the drain has it.
@@ -39,6 +42,10 @@ const QUIET_FORGET: Duration = Duration::from_secs(600);
 /// How often a wait looks whether the session ends.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// What is said of a side that does not greet.
+const OLDER_SIDE: &str = "it does not greet, so it is an older callsight: it is sent raw events, and does \
+                          not say what it has of them";
+
 /// See the [module](self).
 pub struct Forward {
     address: String,
@@ -49,10 +56,23 @@ pub struct Forward {
     /// Events of what waits.
     waiting_events: u64,
     link: Option<Link>,
+    form: Form,
+    unpacking: Unpacking,
+    /// Events that connections took which are gone, of which the other side showed nothing.
+    doubtful_events: u64,
     try_again: Instant,
     patience: Patience,
     connections: u32,
     trouble: Option<String>,
+}
+
+/// What the other side takes of a sender that packs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// It has not said yet.
+    Unknown,
+    Raw,
+    Blocks,
 }
 
 /// A chunk that is not known to have arrived.
@@ -60,6 +80,7 @@ struct Waiting {
     bytes: Vec<u8>,
     number: Option<u64>,
     hook_events: u64,
+    is_block: bool,
 }
 
 /// A connection.
@@ -68,11 +89,15 @@ struct Link {
     since: Instant,
     heard: Vec<u8>,
     greeted: bool,
+    /// The other side has said what it has of the stream.
+    acknowledges: bool,
     /// The other side has said what it has of the stream, or nobody will ask it.
     ready: bool,
     /// How much of what waits the socket has: whole chunks, and bytes of the next.
     sent_chunks: usize,
     sent_bytes: usize,
+    /// Events that it took raw, and nothing shows that the other side read them.
+    unshown_events: u64,
     /// When the other side last said something, or took of a chunk that no other is before.
     alive_at: Instant,
 }
@@ -95,6 +120,9 @@ impl Forward {
             waiting_bytes: 0,
             waiting_events: 0,
             link: None,
+            form: Form::Unknown,
+            unpacking: Unpacking::default(),
+            doubtful_events: 0,
             try_again: Instant::now(),
             patience: Patience { time: QUIET_TIME, ended_at: None },
             connections: 0,
@@ -110,22 +138,57 @@ impl Forward {
         self.meta.as_ref().is_some_and(|meta| meta.closing.is_set())
     }
 
-    fn push(&mut self, bytes: Vec<u8>, number: Option<u64>, hook_events: u64) {
-        self.waiting_bytes += bytes.len();
-        self.waiting_events += hook_events;
-        self.waiting.push_back(Waiting { bytes, number, hook_events });
+    fn push(&mut self, chunk: Waiting) {
+        self.waiting_bytes += chunk.bytes.len();
+        self.waiting_events += chunk.hook_events;
+        self.waiting.push_back(chunk);
     }
 
+    /// The first chunk, which is done with.
     fn pop(&mut self) {
-        let Some(done) = self.waiting.pop_front() else { return };
-        self.waiting_bytes -= done.bytes.len();
-        self.waiting_events -= done.hook_events;
+        let Some(done) = self.take_first() else { return };
+        let packs = self.packs();
         if let Some(link) = &mut self.link {
             match link.sent_chunks {
                 0 => link.sent_bytes = 0,
                 _ => link.sent_chunks -= 1,
             }
+            match done.number {
+                // It has read this, and so all that came before.
+                Some(_) => link.unshown_events = 0,
+                None if packs => link.unshown_events += done.hook_events,
+                None => {}
+            }
         }
+    }
+
+    fn take_first(&mut self) -> Option<Waiting> {
+        let first = self.waiting.pop_front()?;
+        self.waiting_bytes -= first.bytes.len();
+        self.waiting_events -= first.hook_events;
+        Some(first)
+    }
+
+    /// Makes raw events of the first chunk where it is a block, of which nothing was sent.
+    fn unpack_first(&mut self) -> io::Result<()> {
+        let order = self.meta.as_ref().map_or(ByteOrder::NATIVE, |meta| meta.order);
+        let Some(first) = self.waiting.front_mut() else { return Ok(()) };
+        if !first.is_block {
+            // The end of the stream is not acknowledged either.
+            first.number = None;
+            return Ok(());
+        }
+        let events = self.unpacking.raw_events(&first.bytes, order).map_err(io::Error::other)?;
+        self.take_first();
+        let parts = events.chunks(CHUNK_RAW_BYTES as usize);
+        for part in parts.rev() {
+            let bytes = event_chunk(part, order)?;
+            let hook_events = Amount::of_events(part).events;
+            self.waiting_bytes += bytes.len();
+            self.waiting_events += hook_events;
+            self.waiting.push_front(Waiting { bytes, number: None, hook_events, is_block: false });
+        }
+        Ok(())
     }
 
     /// Does what can be done within `time`, and at least once.
@@ -150,8 +213,11 @@ impl Forward {
         while let Some(reply) = link.next_reply()? {
             acknowledged = reply.or(acknowledged);
         }
-        if packs && !link.ready && link.since.elapsed() > GREETING_TIME {
-            return Err(io::Error::other("it does not acknowledge: it is no callsight that can"));
+        if link.acknowledges {
+            self.form = Form::Blocks;
+        }
+        if packs && !link.ready {
+            self.mind_greeting()?;
         }
         if let Some(number) = acknowledged {
             let done = |chunk: &Waiting| chunk.number.is_none_or(|of_chunk| of_chunk <= number);
@@ -159,8 +225,11 @@ impl Forward {
                 self.pop();
             }
         }
+        if packs && self.form == Form::Raw {
+            return self.send_raw();
+        }
         let Some(link) = &mut self.link else { return Ok(()) };
-        link.send(&self.waiting)?;
+        link.send(&self.waiting, usize::MAX)?;
         if packs && self.patience.is_over(link.silence()) {
             return Err(io::Error::other("it acknowledges nothing any more"));
         }
@@ -170,6 +239,50 @@ impl Forward {
             self.pop();
         }
         Ok(())
+    }
+
+    /// The other side has not greeted yet: once it had the time to, it is an older one. One that takes
+    /// the place of a side that did could not go on with the blocks that one had: nothing is sent.
+    fn mind_greeting(&mut self) -> io::Result<()> {
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let silent = link.since.elapsed();
+        match self.form {
+            Form::Blocks if silent > SILENT_TIME => Err(io::Error::other(
+                "it does not greet any more, as an older callsight would not, and is sent nothing",
+            )),
+            Form::Unknown | Form::Raw if silent > GREETING_TIME => {
+                (self.form, link.ready) = (Form::Raw, true);
+                self.trouble = Some(OLDER_SIDE.to_owned());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends to a side that takes raw events, and acknowledges nothing.
+    fn send_raw(&mut self) -> io::Result<()> {
+        while self.link.as_ref().is_some_and(|link| link.ready) && !self.waiting.is_empty() {
+            let begun = self.link.as_ref().is_some_and(|link| link.sent_bytes > 0);
+            if !begun {
+                self.unpack_first()?;
+            }
+            if let Some(link) = &mut self.link {
+                link.send(&self.waiting, 1)?;
+            }
+            if !self.has_sent_first() {
+                break;
+            }
+            self.pop();
+        }
+        Ok(())
+    }
+
+    /// What is wrong in the end; the last word is all that is said where it comes soon.
+    fn unsettled(&self, what: &str) -> io::Error {
+        match self.form {
+            Form::Raw => io::Error::other(format!("{OLDER_SIDE}; {what}")),
+            _ => io::Error::other(what.to_owned()),
+        }
     }
 
     fn has_sent_first(&self) -> bool {
@@ -218,7 +331,8 @@ impl Forward {
     /// The connection is of no more use. Whether there will be another one depends on whether the
     /// other side could know what it has.
     fn lose(&mut self, error: io::Error) -> io::Result<()> {
-        self.link = None;
+        let unshown = self.link.take().map_or(0, |link| link.unshown_events);
+        self.doubtful_events += unshown;
         self.try_again = Instant::now() + RETRY_PAUSE;
         if !self.packs() && self.connections > 0 {
             return Err(error);
@@ -241,8 +355,15 @@ impl Sink for Forward {
     fn write(&mut self, batch: &Batch) -> io::Result<()> {
         match batch.content() {
             Content::Sender(_) if self.packs() => self.hello = batch.bytes().to_vec(),
-            Content::Events => self.push(event_chunk(batch)?, None, batch.hook_events()),
-            _ => self.push(batch.bytes().to_vec(), batch.number(), batch.hook_events()),
+            content => {
+                let bytes = match content {
+                    Content::Events => event_chunk(batch.bytes(), batch.order())?,
+                    _ => batch.bytes().to_vec(),
+                };
+                let is_block = matches!(content, Content::Block(_));
+                let (number, hook_events) = (batch.number(), batch.hook_events());
+                self.push(Waiting { bytes, number, hook_events, is_block });
+            }
         }
         self.work(Duration::ZERO)?;
         while self.waiting_bytes > WINDOW_BYTES && !self.is_closing() {
@@ -255,17 +376,27 @@ impl Sink for Forward {
         while !self.waiting.is_empty() {
             let left = deadline.left();
             if left.is_zero() {
-                let chunks = self.waiting.len();
-                return Err(io::Error::other(format!("{chunks} chunks were not acknowledged")));
+                let chunks = crate::session::counted(self.waiting.len() as u64, "chunk");
+                return Err(self.unsettled(&match self.form {
+                    Form::Raw => format!("{chunks} had to be left"),
+                    _ => format!("{chunks} not acknowledged"),
+                }));
             }
             self.work(left.min(LOOK_AGAIN))?;
         }
-        Ok(())
+        let seen_off = match &mut self.link {
+            Some(link) if link.unshown_events > 0 => link.see_off(deadline),
+            _ => return Ok(()),
+        };
+        if seen_off.is_err() && !deadline.left().is_zero() {
+            self.doubtful_events += self.link.take().map_or(0, |link| link.unshown_events);
+        }
+        seen_off.map_err(|error| self.unsettled(&error.to_string()))
     }
 
     fn dropped(&self) -> Losses {
         let mut losses = Losses::default();
-        losses.add(Cause::Unacked, self.waiting_events);
+        losses.add(Cause::Unacked, self.waiting_events + self.doubtful_events);
         losses
     }
 
@@ -292,10 +423,10 @@ impl Patience {
 }
 
 /// Raw events as the chunk that their sender may have sent them in.
-fn event_chunk(batch: &Batch) -> io::Result<Vec<u8>> {
-    let frame = zstd::bulk::compress(batch.bytes(), 1)?;
-    let (raw_len, zstd_len) = (batch.bytes().len() as u32, frame.len() as u32);
-    let header = ChunkHeader { kind: CHUNK_EVENTS, raw_len, zstd_len }.to_bytes(batch.order());
+fn event_chunk(events: &[u8], order: ByteOrder) -> io::Result<Vec<u8>> {
+    let frame = zstd::bulk::compress(events, 1)?;
+    let (raw_len, zstd_len) = (events.len() as u32, frame.len() as u32);
+    let header = ChunkHeader { kind: CHUNK_EVENTS, raw_len, zstd_len }.to_bytes(order);
     Ok([&header[..], &frame].concat())
 }
 
@@ -306,9 +437,11 @@ impl Link {
             since: Instant::now(),
             heard: Vec::new(),
             greeted: false,
+            acknowledges: false,
             ready,
             sent_chunks: 0,
             sent_bytes: 0,
+            unshown_events: 0,
             alive_at: Instant::now(),
         }
     }
@@ -335,7 +468,10 @@ impl Link {
         let mut bytes = [0; 4096];
         loop {
             match self.socket.read(&mut bytes) {
-                Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
+                Ok(0) => {
+                    let closed = "the other side closed the connection";
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, closed));
+                }
                 Ok(len) => {
                     self.heard.extend_from_slice(&bytes[..len]);
                     self.alive_at = Instant::now();
@@ -366,13 +502,32 @@ impl Link {
             REPLY_ACKNOWLEDGE if self.greeted => le.u64(payload, 0),
             _ => None,
         };
-        self.ready |= number.is_some();
+        self.acknowledges |= number.is_some();
+        self.ready |= self.acknowledges;
         self.heard.drain(..end);
         Ok(Some(number))
     }
 
-    fn send(&mut self, waiting: &VecDeque<Waiting>) -> io::Result<()> {
-        while let Some(chunk) = waiting.get(self.sent_chunks).filter(|_| self.ready) {
+    /// Ends a connection whose other side acknowledges nothing, and waits until it has closed its end:
+    /// then it has read all.
+    fn see_off(&mut self, deadline: Deadline) -> io::Result<()> {
+        let _ = self.socket.shutdown(Shutdown::Write);
+        while !deadline.left().is_zero() {
+            self.wait(&VecDeque::new(), deadline.left());
+            match self.hear() {
+                Ok(()) => self.heard.clear(),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("it has not shown that it read all"))
+    }
+
+    /// Sends what the socket takes of the first `most` chunks.
+    fn send(&mut self, waiting: &VecDeque<Waiting>, most: usize) -> io::Result<()> {
+        while let Some(chunk) =
+            waiting.get(self.sent_chunks).filter(|_| self.ready && self.sent_chunks < most)
+        {
             match self.socket.write(&chunk.bytes[self.sent_bytes..]) {
                 Ok(sent) => {
                     self.sent_bytes += sent;

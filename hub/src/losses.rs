@@ -19,6 +19,13 @@ impl Losses {
         *count = count.saturating_add(events);
     }
 
+    /// As a note tells it: writers up to 0.1 could tell a loss twice, and take it back in their next
+    /// note, below zero.
+    pub fn add_told(&mut self, cause: Cause, events: i64) {
+        let count = &mut self.0[cause as usize];
+        *count = count.saturating_add_signed(events);
+    }
+
     /// Events lost for `cause`.
     pub fn of(&self, cause: Cause) -> u64 {
         self.0[cause as usize]
@@ -167,7 +174,7 @@ pub struct LossWatch {
     /// Records that have passed by.
     records: u64,
     /// The notes that ended lately: in which record, and what they told.
-    recent: VecDeque<(u64, Cause, u64)>,
+    recent: VecDeque<(u64, Cause, i64)>,
 }
 
 impl LossWatch {
@@ -203,8 +210,7 @@ impl LossWatch {
         let kept = self.records.saturating_sub(records);
         let taken_back = self.recent.partition_point(|(at, ..)| *at <= kept);
         for (_, cause, events) in self.recent.drain(taken_back..) {
-            let told = &mut self.told.0[cause as usize];
-            *told = told.saturating_sub(events);
+            self.told.add_told(cause, events.saturating_neg());
         }
         self.records = kept;
         self.open.clear();
@@ -221,10 +227,11 @@ impl LossWatch {
         let Some((_, note)) = assembler.push(piece) else { return };
         if let Some(loss) = LossNote::parse(note) {
             let cause = Cause::from_number(loss.cause).unwrap_or(Cause::Full);
-            self.told.add(cause, loss.events);
+            let events = loss.events.cast_signed();
+            self.told.add_told(cause, events);
             let kept = self.records.saturating_sub(WATCHED_RECORDS);
             self.recent.drain(..self.recent.partition_point(|(at, ..)| *at <= kept));
-            self.recent.push_back((self.records, cause, loss.events));
+            self.recent.push_back((self.records, cause, events));
         }
         self.open.remove(&tid);
     }
@@ -254,6 +261,18 @@ mod tests {
             assert_eq!(watch.told().of(Cause::Torn), 3);
             assert!(watch.open.is_empty());
         }
+    }
+
+    #[test]
+    fn what_a_note_takes_back_is_told_no_more() {
+        let order = ByteOrder::NATIVE;
+        let mut watch = LossWatch::default();
+        let taken_back = loss_note(1, Cause::Full, 0u64.wrapping_sub(3), order).concat();
+        watch.observe(&loss_note(1, Cause::Full, 10, order).concat(), order);
+        watch.observe(&taken_back, order);
+        assert_eq!(watch.told().of(Cause::Full), 7);
+        watch.forget_last(1);
+        assert_eq!(watch.told().of(Cause::Full), 10);
     }
 
     #[test]

@@ -132,9 +132,9 @@ pub struct Ending {
 
 /// A destination of events. See the [module](self) for an example.
 ///
-/// All but `name` is called on a thread of the sink's own, in this order: `init`, any number of
+/// All of it is called on a thread of the sink's own, in this order: `name`, `init`, any number of
 /// `write`, `flush`, `close`. A panic or an error of `init` or `write` is the end of it; so is a panic
-/// of `name`, and then it is given nothing.
+/// of `name`, and then it is given nothing. Where it blocks, only what is for this sink waits.
 pub trait Sink: Send {
     /// What it is called in messages.
     fn name(&self) -> String;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use callsight_format::*;
-use callsight_hub::Sink;
 use callsight_hub::forward::Forward;
 use callsight_hub::ingest::{Destinations, MakeSink, Options, Server};
 use callsight_hub::model::{Model, WriterId};
+use callsight_hub::stream::{ChunkDecoder, Item};
+use callsight_hub::{Amount, Sink};
 use common::packed::*;
 use common::server::*;
 use common::*;
@@ -232,4 +233,146 @@ fn a_next_server_behind_a_connection_that_hangs_is_connected_to_again() {
     let account = first.lines.last().expect("a line");
     assert!(account.contains("2 connections, 0 dropped"), "{account}");
     assert!(numbers_of(&second.captures()[0]).into_iter().eq(1..=sent));
+}
+
+/// A server of version 2: it reads chunks to their end and says nothing. Behind `least` events it ends a
+/// connection on which more are to come. How many events each connection brought.
+fn older_server(least: Option<u64>) -> (SocketAddr, thread::JoinHandle<Vec<u64>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = listener.local_addr().expect("an address");
+    let serve = move || {
+        let mut counts = Vec::new();
+        loop {
+            let (mut socket, _) = listener.accept().expect("a connection");
+            let least = least.filter(|_| counts.is_empty());
+            let (events, is_whole) = read_as_older(&mut socket, least);
+            counts.push(events);
+            if is_whole {
+                return counts;
+            }
+        }
+    };
+    (at, thread::spawn(serve))
+}
+
+/// The enters and exits that come raw, and whether the other side ended. Blocks are none of them.
+fn read_as_older(socket: &mut TcpStream, least: Option<u64>) -> (u64, bool) {
+    socket.read_exact(&mut [0; HANDSHAKE_BYTES]).expect("a handshake");
+    let (mut decoder, mut bytes, mut events) = (ChunkDecoder::new(LE), [0; 4096], 0);
+    loop {
+        let len = socket.read(&mut bytes).expect("bytes");
+        let mut input = &bytes[..len];
+        while let Some(chunk) = decoder.next(&mut input).expect("honest") {
+            match chunk.item {
+                Item::Events(raw) => events += Amount::of_events(raw).events,
+                Item::Block(_) => panic!("a block for an older server"),
+                _ => {}
+            }
+        }
+        if len == 0 || least.is_some_and(|least| events >= least) {
+            return (events, len == 0);
+        }
+    }
+}
+
+#[test]
+fn an_older_next_server_is_sent_raw_events_and_that_it_is_one_is_said() {
+    for pause in [Duration::ZERO, Duration::from_secs(2)] {
+        let (at_next, next) = older_server(None);
+        let served = run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at_next), |at, _| {
+            let mut device = Device::connect(at, 1);
+            blocks(200, CALLS).iter().for_each(|block| device.send(block));
+            device.wait_for(200);
+            // Without a pause it ends before it is known that nobody greets.
+            thread::sleep(pause);
+            device.end(200, 200 * CALLS * 2);
+        });
+        assert_eq!(next.join().expect("no panic"), [200 * CALLS * 2]);
+        assert!(served.said("so it is an older callsight"), "{:?}", served.lines);
+        let account = served.lines.last().expect("a line");
+        assert!(account.contains("(16000 events, 1 connection, 0 dropped;"), "{account}");
+        assert_eq!(served.totals.unaccounted, 0);
+    }
+}
+
+#[test]
+fn what_an_older_next_server_took_that_then_broke_is_not_known_to_be_there() {
+    let (at_next, next) = older_server(Some(1));
+    let served = run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at_next), |at, _| {
+        let mut device = Device::connect(at, 1);
+        let sent = blocks(200, CALLS);
+        sent[..100].iter().for_each(|block| device.send(block));
+        thread::sleep(Duration::from_secs(2));
+        sent[100..].iter().for_each(|block| device.send(block));
+        device.wait_for(200);
+        thread::sleep(Duration::from_secs(2));
+        device.end(200, 200 * CALLS * 2);
+    });
+    let counts = next.join().expect("no panic");
+    let account = served.lines.last().expect("a line");
+    let unacked = 200 * CALLS * 2 - counts[1];
+    assert_eq!(counts.len(), 2);
+    assert!(counts[1] > 0 && unacked >= counts[0], "{counts:?}");
+    let said =
+        format!("({} events, 2 connections, {unacked} dropped: {unacked} unacked;", counts[1]);
+    assert!(account.contains(&said), "{account}, {counts:?}");
+}
+
+#[test]
+fn a_next_server_that_greets_late_is_sent_blocks_from_then_on() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at_next = listener.local_addr().expect("an address");
+    let serve = move || {
+        let (mut socket, _) = listener.accept().expect("a connection");
+        socket.read_exact(&mut [0; HANDSHAKE_BYTES]).expect("a handshake");
+        let (mut decoder, mut bytes) = (ChunkDecoder::new(LE), [0; 4096]);
+        let (mut raw_events, mut packed_events, mut greeted) = (0, 0, false);
+        loop {
+            let len = socket.read(&mut bytes).expect("bytes");
+            let (mut input, mut number) = (&bytes[..len], None);
+            while let Some(chunk) = decoder.next(&mut input).expect("honest") {
+                match chunk.item {
+                    Item::Events(raw) => raw_events += Amount::of_events(raw).events,
+                    Item::Block(block) => {
+                        packed_events += u64::from(block.header.calls);
+                        number = Some(block.header.number);
+                    }
+                    Item::End(end) => number = end.blocks.map(|blocks| blocks + 1),
+                    _ => {}
+                }
+            }
+            if raw_events > 0 && !std::mem::replace(&mut greeted, true) {
+                say(&mut socket, REPLY_GREETING, &greeting());
+                number = number.or(Some(0));
+            }
+            if let Some(number) = number {
+                say(&mut socket, REPLY_ACKNOWLEDGE, &number.to_le_bytes());
+            }
+            if len == 0 {
+                return (raw_events, packed_events);
+            }
+        }
+    };
+    let next = thread::spawn(serve);
+    let served = run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at_next), |at, _| {
+        let mut device = Device::connect(at, 1);
+        let sent = blocks(200, CALLS);
+        sent[..100].iter().for_each(|block| device.send(block));
+        thread::sleep(Duration::from_secs(2));
+        sent[100..].iter().for_each(|block| device.send(block));
+        device.wait_for(200);
+        thread::sleep(Duration::from_secs(1));
+        device.end(200, 200 * CALLS * 2);
+    });
+    let (raw, packed) = next.join().expect("no panic");
+    assert!(raw > 0 && packed > 0, "{raw} raw, {packed} packed");
+    assert_eq!(raw + packed, 200 * CALLS * 2);
+    let account = served.lines.last().expect("a line");
+    assert!(account.contains("(16000 events, 1 connection, 0 dropped;"), "{account}");
+}
+
+fn say(socket: &mut TcpStream, kind: u32, payload: &[u8]) {
+    let header = [kind.to_le_bytes(), (payload.len() as u32).to_le_bytes()].concat();
+    // It may have ended meanwhile.
+    let _ = socket.write_all(&[&header[..], payload].concat());
 }

@@ -43,7 +43,7 @@ fn resume(dir: &Path, limits: CaptureLimits, more: &[Vec<u8>]) -> Option<(u64, O
     let captures = CaptureDir::open(dir).expect("a folder");
     let resumed = captures.resume(StreamId::parse(&stream_id(1)).expect("an id"), limits)?;
     let run = |capture| {
-        let sinks: Vec<Box<dyn Sink>> = vec![Box::new(capture)];
+        let sinks = vec![capture];
         run(Session::resume(&meta(resumed.id), sinks, resumed.last_block), more)
     };
     Some((resumed.last_block, resumed.capture.map(run)))

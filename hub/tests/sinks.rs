@@ -269,6 +269,67 @@ fn a_sink_that_panics_when_asked_for_its_name_hurts_no_other() {
     assert_eq!(said, ["sink 1: does not say its name (it panicked: by intention)"]);
 }
 
+/// A sink that blocks for ever when it is asked for its name.
+struct Speechless(Mutex<Receiver<()>>);
+
+impl Sink for Speechless {
+    fn name(&self) -> String {
+        let _ = self.0.lock().expect("no panic").recv();
+        "speechless".to_owned()
+    }
+    fn init(&mut self, _: &SessionMeta) -> io::Result<()> {
+        Ok(())
+    }
+    fn write(&mut self, _: &Batch) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_sink_that_never_says_its_name_is_left_behind_and_hurts_no_other() {
+    let kept = Arc::default();
+    let (knob, turned): (Knob<()>, _) = channel();
+    let speechless = Box::new(Speechless(Mutex::new(turned)));
+    let (tally, said) = run(50, vec![speechless, keeping(&kept)]);
+    assert!(is_whole(&kept, 50));
+    assert_eq!(tally.sinks[1].delivered_events, 50 * EVENTS);
+    assert_eq!(tally.sinks[0].dropped_events.of(Cause::SinkDead), 50 * EVENTS);
+    assert_eq!(said, ["sink 1: it did not end within 2 s and was left behind"]);
+    drop(knob);
+}
+
+/// What panics wherever it is touched: dropped, or made a text.
+#[derive(Debug)]
+struct Explosive;
+
+impl Drop for Explosive {
+    fn drop(&mut self) {
+        // One panic while another one is under way would end the process.
+        assert!(std::thread::panicking(), "dropped");
+    }
+}
+
+impl std::fmt::Display for Explosive {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("shown")
+    }
+}
+
+impl std::error::Error for Explosive {}
+
+#[test]
+fn what_a_sink_fails_with_is_its_own_and_may_panic_too() {
+    let payload = sink("payload", |_| std::panic::panic_any(Explosive));
+    let error = sink("error", |_| Err(io::Error::other(Explosive)));
+    for (bad, why) in [(payload, "it panicked: "), (error, "it panicked: shown")] {
+        let (kept, name) = (Arc::default(), bad.name());
+        let (tally, said) = run(50, vec![bad, keeping(&kept)]);
+        assert!(is_whole(&kept, 50));
+        assert_eq!(tally.sinks[0].dropped_events.of(Cause::SinkDead), 50 * EVENTS);
+        assert_eq!(said, [format!("{name}: failed ({why})")]);
+    }
+}
+
 #[test]
 fn a_sink_that_claims_to_have_dropped_more_than_it_got_has_dropped_all_of_it() {
     for dropped in [

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::{Error, Plan, user_file};
 
 /// File of a build system that is known but not edited, and its name.
 const OTHERS: [(&str, &str); 7] = [
@@ -47,7 +47,7 @@ pub fn project(path: &Path) -> Result<Project, Error> {
         return Err(no_cmake(given));
     }
     let cmakelists = editable(&root, &cmakelists)?;
-    let text = fs::read(&cmakelists).map_err(Error::io("read", &cmakelists))?;
+    let text = user_file::read(&cmakelists).map_err(Error::io("read", &cmakelists))?;
     if text.contains(&0) {
         let why = String::from("it is not text in UTF-8 (perhaps UTF-16); convert it first");
         return Err(Error::CannotEdit { path: cmakelists, why });
@@ -63,7 +63,7 @@ fn no_cmake(folder: &Path) -> Error {
     }
 }
 
-/// The file that `cmakelists` is or points to, if it may be written.
+/// The file that `cmakelists` is or points to, if it is one of the project.
 fn editable(root: &Path, cmakelists: &Path) -> Result<PathBuf, Error> {
     let refuse = |why: String| Err(Error::CannotEdit { path: cmakelists.to_owned(), why });
     let real = match fs::canonicalize(cmakelists) {
@@ -86,8 +86,19 @@ fn editable(root: &Path, cmakelists: &Path) -> Result<PathBuf, Error> {
     if !meta.is_file() {
         return refuse(String::from("it is not a file; move it away, so that CMake finds one"));
     }
-    if meta.permissions().readonly() {
-        return refuse(String::from("it is read-only; make it writable first (chmod u+w)"));
-    }
     Ok(real)
+}
+
+/// Gives back a plan that leaves the CMakeLists.txt as it is, or may change it.
+///
+/// # Errors
+/// It is read-only.
+pub fn allowed(planned: Plan, cmakelists: &Path) -> Result<Plan, Error> {
+    let changes = planned.changes().iter().any(|change| change.path == cmakelists);
+    let meta = fs::metadata(cmakelists).map_err(Error::io("look at", cmakelists))?;
+    if changes && meta.permissions().readonly() {
+        let why = String::from("it is read-only; make it writable first (chmod u+w)");
+        return Err(Error::CannotEdit { path: cmakelists.to_owned(), why });
+    }
+    Ok(planned)
 }

@@ -38,8 +38,8 @@ pub fn plan_init(path: &Path, options: &Options) -> Result<Plan, Error> {
     let old = plan::read_if_there(&record)?;
     planned.set(record, old, Some(state.to_text().into_bytes()));
     // Last: as long as this is not done, the project does not look into the folder.
-    planned.set(project.cmakelists, Some(project.text), Some(edited));
-    Ok(planned)
+    planned.set(project.cmakelists.clone(), Some(project.text), Some(edited));
+    detect::allowed(planned, &project.cmakelists)
 }
 
 /// Plans one vendored file: created, brought up to date, or left as the user made it.

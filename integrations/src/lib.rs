@@ -13,6 +13,7 @@ mod scan;
 mod selection;
 mod state;
 mod undo;
+mod user_file;
 mod vendor;
 
 pub use error::Error;

@@ -8,7 +8,7 @@ use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::{Error, user_file};
 
 /// One file, before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,7 +215,9 @@ pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     match path.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::io("read", path)(error)),
-        Ok(meta) if meta.is_file() => Ok(Some(fs::read(path).map_err(Error::io("read", path))?)),
+        Ok(meta) if meta.is_file() => {
+            Ok(Some(user_file::read(path).map_err(Error::io("read", path))?))
+        }
         Ok(_) => Err(Error::Foreign { path: path.to_owned() }),
     }
 }

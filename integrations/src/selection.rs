@@ -4,12 +4,11 @@
 //! than TOML, and its tests hold both together. What the patterns mean is known there alone; what
 //! the sinks are, here alone.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
 use crate::vendor::{FOLDER, SELECTION};
+use crate::{Error, user_file};
 
 /// What to write instead, as the CMake module says it.
 pub const HELP: &str = "under [files] or [targets], write include = [\"a/*\"] or \
@@ -44,7 +43,7 @@ pub fn sinks_of(folder: &Path) -> Result<Sinks, Error> {
         [root.join(SELECTION), root.join(FOLDER).join(SELECTION)].map(|path| (root, path))
     });
     for (root, path) in candidates {
-        let bytes = match fs::read(&path) {
+        let bytes = match user_file::read(&path) {
             Err(error) if is_nothing(&error) => continue,
             read => read.map_err(Error::io("read", &path))?,
         };

@@ -31,7 +31,7 @@ pub fn plan_undo(path: &Path) -> Result<Plan, Error> {
             .push(format!("{FOLDER}/ stays: it has no record of what `callsight init` wrote")),
         None => {}
     }
-    Ok(planned)
+    detect::allowed(planned, &project.cmakelists)
 }
 
 fn plan_cmakelists(

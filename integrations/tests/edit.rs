@@ -238,10 +238,15 @@ fn a_read_only_file_is_refused_and_other_permissions_are_kept() {
     };
     set(0o444);
     assert!(project.refusal().contains("read-only"));
+    // What has nothing to do needs no rights.
+    assert!(callsight_integrations::plan_undo(&project.path(".")).expect("a plan").is_empty());
     set(0o640);
     project.init();
     let mode = fs::metadata(project.path("CMakeLists.txt")).expect("stat").permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
+    set(0o440);
+    let said = callsight_integrations::plan_undo(&project.path(".")).expect_err("a change");
+    assert!(said.to_string().contains("read-only"), "{said}");
 }
 
 #[test]

@@ -150,7 +150,9 @@
 #define CALLSIGHT_MARK_MAX_EVENTS 4
 
 /*
- Marker (2): a segment was rotated away. Payload: events lost with it.
+ Marker (2): a segment was rotated away. Payload: events lost with it, and with those before it that its
+ own markers tell. `frame` is [`wrap_frame`] of its number, 0 where that is not told. The marker stands
+ before the file is removed: where the file of that number is there, nothing of it was lost.
  */
 #define CALLSIGHT_MARK_WRAP 5
 
@@ -309,7 +311,7 @@
 #define CALLSIGHT_SEGMENT_NOTE_BYTES 8
 
 /*
- Note: recording was paused before this place, and calls that the writer made meanwhile are not in
+ Note: recording is paused here, or was before this place: calls that the writer made then are not in
  the data, which is no loss. May come twice for one pause. No bytes.
  */
 #define CALLSIGHT_NOTE_PAUSE 264
@@ -1115,9 +1117,10 @@ struct callsight_ring_header {
    */
   uint32_t flags;
   /*
-   0.
+   Version 2, by the drain: how many of those dropped the notes tell that it has taken out, so that the
+   next one does not; not more than fits. Version 3: 0.
    */
-  uint32_t pad;
+  uint32_t told;
   /*
    What to subtract from an address of the executable to get its address in the ELF file.
    */
@@ -1250,7 +1253,11 @@ struct callsight_ring_writer {
    of the cause come to stands in `untold_first` and `untold_last` then, so that a next drain can
    end the move.
    */
-  uint32_t moves;
+  uint16_t moves;
+  /*
+   1 where its thread has left out calls in a pause and no note in the data tells that yet; else 0.
+   */
+  uint16_t pause_untold;
   /*
    Records stored in pages that it has left. With those dropped, how many it has emitted.
    */

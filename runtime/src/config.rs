@@ -9,6 +9,8 @@ use crate::bytes::{self, Shared, Text};
 use crate::proc_fs;
 use crate::sys;
 
+/// What a ring of more bytes than it can have is cut to.
+const MOST_RING_BYTES: u64 = u32::MAX as u64;
 /// Longest absolute path of the capture directory, in bytes.
 const DIRECTORY_BYTES: usize = 512;
 
@@ -111,7 +113,7 @@ impl Config {
             self.ring_name.push(value.strip_prefix_byte(b'/'));
             self.wants_ring = !value.is_empty();
         } else if is(b"TRACE_SHM_SIZE") {
-            self.ring_bytes = bytes::number(value).unwrap_or(0);
+            self.ring_bytes = bytes::number(value).map_or(0, |bytes| bytes.min(MOST_RING_BYTES));
         } else if is(b"TRACE_RING") {
             if bytes::number(value) == Some(u64::from(RING_VERSION_STREAM)) {
                 self.ring_version = RING_VERSION_STREAM;

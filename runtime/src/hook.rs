@@ -47,10 +47,10 @@ pub unsafe fn record(func: usize, call_site: usize, kind: u8) {
         if process::is_off() {
             return;
         }
-        if process::is_paused() {
-            // SAFETY: the block is this thread's, and is there where this or the parent process was
-            // set up.
-            return unsafe { (*threads::current()).leave_out() };
+        // SAFETY: the block is this thread's, and is there where this or the parent process was set up.
+        if process::is_paused() && process::is_left_out(unsafe { (*threads::current()).generation })
+        {
+            return;
         }
         // SAFETY: as for this function.
         return unsafe { aside(func, call_site, kind, stack_pointer) };
@@ -107,7 +107,7 @@ unsafe fn aside(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
 #[inline(never)]
 pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
     if !process::ensure_ready() || process::is_off() {
-        if filter::forbids(filter::BEGIN) && !process::is_off() {
+        if filter::forbids(filter::BEGIN) && !process::is_off() && !process::is_paused() {
             process::count_unbegun();
         }
         return;
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_poi
         Err(Some(cause)) => count_loss(thread, cause, ts),
         // Closed between the question above and the answer.
         Err(None) if process::is_late() => late(thread, [ts, func, call_site, tail]),
-        Err(None) if process::sink() == Sink::Ring => thread.leave_out(),
+        Err(None) if process::sink() == Sink::Ring => leave_out(),
         Err(None) => {}
     }
 }

@@ -30,10 +30,14 @@ pub struct Page {
     /// another one has a window of another process: a forked child may be set up by any of its
     /// threads.
     pub direct: AtomicU32,
-    /// The same while calls are summed up.
-    pub summing: AtomicU32,
     /// [`UNKNOWN`], [`BUSY`] or [`READY`].
     phase: AtomicU32,
+    /// As `direct`, while calls are summed up.
+    pub summing: AtomicU32,
+    /// [`generation`] and [`threads::LEFT_OUT`] once a pause was noticed, else 0: a hook whose thread's
+    /// block says the same has nothing to do in a pause. The others come the slow way, and tell that there
+    /// is one.
+    pub pausing: AtomicU32,
     /// Who sets the process up.
     busy_tid: AtomicU32,
 }
@@ -41,18 +45,24 @@ pub struct Page {
 /// See [`Page`].
 pub static PAGE: Page = Page {
     direct: AtomicU32::new(0),
-    summing: AtomicU32::new(0),
     phase: AtomicU32::new(UNKNOWN),
+    summing: AtomicU32::new(0),
+    pausing: AtomicU32::new(0),
     busy_tid: AtomicU32::new(0),
 };
+
+// Read as one word.
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(
+    core::mem::offset_of!(Page, summing) == 8 && core::mem::offset_of!(Page, pausing) == 12
+);
 
 /// What a hook looks at that may not store directly. A forked child inherits it.
 #[repr(C)]
 pub struct Gate {
     /// 1: tracing is off in this image and in its children.
     pub off: AtomicU32,
-    /// Where the ring has its command; 0 without a ring. While it says pause, hooks return, and set
-    /// [`threads::LEFT_OUT`].
+    /// Where the ring has its command; 0 without a ring.
     pub command: AtomicUsize,
 }
 
@@ -156,8 +166,16 @@ pub fn is_paused() -> bool {
     unsafe { command.as_ref() }.is_some_and(|word| word.load(Relaxed) == COMMAND_PAUSE)
 }
 
+/// Whether in a pause nothing is left to do for a thread whose [`threads::Thread::generation`] this is.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub fn is_left_out(generation: u32) -> bool {
+    generation & threads::LEFT_OUT != 0 && generation == PAGE.pausing.load(Relaxed)
+}
+
 /// The ring says pause: from now on every hook looks at what it says.
 pub fn pause() {
+    PAGE.pausing.store(generation() | threads::LEFT_OUT, Relaxed);
     PAGE.direct.store(0, Relaxed);
 }
 

@@ -40,7 +40,13 @@ fn take_place(thread: &mut Thread, pid: u32, tid: u32) {
     let Some(slot) = threads::take_slot(pid, tid) else { return };
     thread.slot = core::ptr::from_ref(slot).cast_mut();
     match process::sink() {
-        Sink::Ring => ring::adopt(slot, tid),
+        Sink::Ring => {
+            ring::adopt(slot, tid);
+            if ring::is_pause_untold(thread) {
+                // By who had the place before.
+                thread.leave_out();
+            }
+        }
         Sink::File | Sink::Stream => thread.cursor = end_of_events(slot),
         Sink::Summary => thread.cursor = summary::start(slot, tid),
     }
@@ -97,20 +103,38 @@ pub fn owes_notes(thread: &Thread) -> bool {
         || process::owes_modules()
 }
 
-/// A call while recording is paused. The next record of its thread tells that there were some.
+/// A call while recording is paused. The first of a thread tells it at once, since nothing else may be
+/// heard of the thread, however it ends; so does the next record of it, which may be all that has room.
 #[cold]
 #[inline(never)]
 pub fn leave_out() {
     process::pause();
-    if process::owes_modules() {
-        // It may end before recording goes on: what there is tells of the program, and why it is all.
-        with_ready_thread(|thread| {
-            notes::pause(&mut |func, site| store_note(thread, func, site));
-            pay_notes(thread);
-        });
-    }
+    let mut told = false;
+    with_ready_thread(|thread| {
+        told = has_room_for_pause(thread)
+            && notes::pause(&mut |func, site| store_note(thread, func, site));
+        pay_notes(thread);
+    });
     // SAFETY: the thread pointer is set where a process has a ring.
-    unsafe { (*threads::current()).leave_out() };
+    let thread = unsafe { &mut *threads::current() };
+    if !told && thread.is_of(process::generation()) {
+        ring::set_pause_untold(thread, true);
+    }
+    thread.leave_out();
+}
+
+/// Whether the note of a pause may be stored now: what comes behind a pause must not find the ring full of
+/// pages with nothing else in them. The first of a process has more to tell: what program it is of.
+fn has_room_for_pause(thread: &Thread) -> bool {
+    thread.cursor & process::window_mask() != 0
+        || process::owes_modules()
+        || ring::has_pages_to_spare()
+}
+
+/// The data of this thread tells now of what it has left out.
+pub fn told_pause(thread: &mut Thread) {
+    thread.told_pause();
+    ring::set_pause_untold(thread, false);
 }
 
 /// Stores what this thread owes the data before its next event; what finds no room stays owed.
@@ -133,7 +157,7 @@ pub fn pay_notes(thread: &mut Thread) {
     }
     // Until it is told, hooks of signal handlers come here too, and tell it first.
     if thread.has_left_out() && notes::pause(&mut |func, site| store_note(thread, func, site)) {
-        thread.told_pause();
+        told_pause(thread);
     }
     if process::take_duty_to_tell_modules()
         && !notes::modules(true, &mut |func, site| store_note(thread, func, site))
@@ -225,8 +249,10 @@ pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
         }
         start_thread(thread);
     }
+    // A handler of a signal may have come in between.
+    let tells_already = thread.flags & TELLS;
     thread.flags |= TELLS;
     pay_notes(thread);
     work(thread);
-    thread.flags &= !TELLS;
+    thread.flags = thread.flags & !TELLS | tells_already;
 }

@@ -1,20 +1,21 @@
 //! The ring, version 2, for drains that know no other: a byte stream behind a spinlock.
 //!
 //! Windows are private memory here; a full one is copied into the ring in one go. What does not
-//! fit, or does not get the lock in bounded time, is dropped and counted. A version 2 ring cannot
-//! be quick about quiet threads, and a killed process loses its windows: use version 3.
+//! fit, or does not get the lock in bounded time, is dropped and counted: in the header, and by a note
+//! in front of the next events of its thread. A version 2 ring cannot be quick about quiet threads,
+//! and a killed process loses its windows: use version 3.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
-use callsight_format::{Cause, EVENT_BYTES, Event, KIND_EXIT, RING_HEADER_BYTES};
+use callsight_format::{Cause, EVENT_BYTES, Event, KIND_EXIT, LossNote, RING_HEADER_BYTES};
 
 use crate::bytes::Lock;
-use crate::clock;
 use crate::file::WINDOW_BYTES;
 use crate::ring::{self, Mapped};
-use crate::sys;
 use crate::threads::{self, Slot, Thread};
-use crate::window::Window;
+use crate::window::{Window, put_marker};
+use crate::{clock, notes, sys};
 
 /// Windows taken from the kernel at a time.
 const POOL_WINDOWS: usize = 64;
@@ -65,14 +66,15 @@ fn slot_of(thread: &Thread) -> Option<&'static Slot> {
 /// No memory, or nothing that would remember the window of this thread until it is sent.
 #[inline(never)]
 pub fn claim(thread: &Thread, at: usize) -> Result<Window, Option<Cause>> {
-    slot_of(thread).ok_or(Some(Cause::NoSlot))?;
+    let slot = slot_of(thread).ok_or(Some(Cause::NoSlot))?;
     if at != 0 {
         let window = at - WINDOW_BYTES;
-        let whole = send(window, at);
-        if whole {
+        let sent = send(slot, window, at);
+        if sent == at {
             return Ok(Window { first: clear(window), end: at });
         }
-        // A hook that was interrupted still has to store here: leave it to `close`.
+        // A hook that was interrupted still has to store here.
+        give_up(slot, sent, at);
     }
     let first = new_window().ok_or(Some(Cause::NoSlot))?;
     Ok(Window { first, end: first + WINDOW_BYTES })
@@ -107,56 +109,164 @@ fn new_window() -> Option<usize> {
     (window != 0).then_some(window)
 }
 
-/// Sends the whole events of `from..to`, up to the first slot that is not written. Whether all
-/// were written.
-fn send(from: usize, to: usize) -> bool {
+/// Sends the whole events of `from..to`, up to the first slot that is not written; returns where that is.
+fn send(slot: &Slot, from: usize, to: usize) -> usize {
     let mut end = from;
     // SAFETY: the window is readable memory of this process.
     while end < to && unsafe { *(end as *const u64) } != 0 {
         end += EVENT_BYTES;
     }
-    // SAFETY: as above.
-    unsafe { send_bytes(from as *const u8, end - from) };
-    end == to
+    if end > from {
+        // SAFETY: as above.
+        unsafe { send_bytes(Some(slot), from as *const u8, end - from) };
+    }
+    end
 }
 
-/// Copies whole events into the ring; the newest that do not fit are dropped.
+/// Counts what is left of a window, from a slot on that is reserved and not written.
+fn give_up(slot: &Slot, from: usize, to: usize) {
+    let mut calls = 0;
+    for at in (from..to).step_by(EVENT_BYTES) {
+        // SAFETY: the window is readable memory of this process.
+        let is_written = unsafe { *(at as *const u64) } != 0;
+        // What is not there yet is most likely a call.
+        // SAFETY: as above.
+        calls += if is_written { unsafe { count_calls(at as *const u8, EVENT_BYTES) } } else { 1 };
+    }
+    let now = clock::now();
+    lose(Some(slot), calls, now, now);
+}
+
+/// Where the ring has room, while its lock is held.
+struct Room {
+    data: usize,
+    capacity: usize,
+    at: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// Copies what fits of whole events; returns how many bytes.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `from` can be read.
+    unsafe fn put(&mut self, from: *const u8, bytes: usize) -> usize {
+        let fits = bytes.min(self.bytes);
+        for index in 0..fits {
+            // SAFETY: `at` stays below the capacity, which was checked against the file.
+            unsafe { ((self.data + self.at) as *mut u8).write(*from.add(index)) };
+            self.at += 1;
+            if self.at == self.capacity {
+                self.at = 0;
+            }
+        }
+        self.bytes -= fits;
+        fits
+    }
+}
+
+/// Copies whole events, one at least, into the ring; the newest that do not fit are dropped. In front
+/// of them stands what the thread of `slot` has lost before, else a reader would take it that these
+/// follow what it has.
 ///
 /// # Safety
 /// `bytes` bytes at `from` can be read.
-unsafe fn send_bytes(from: *const u8, bytes: usize) {
+unsafe fn send_bytes(slot: Option<&Slot>, from: *const u8, bytes: usize) {
     let base = BASE.load(Relaxed);
     let capacity = CAPACITY.load(Relaxed);
-    let (lock, [head, tail, dropped]) = ring::stream_words(base);
+    let (lock, [head, tail, _]) = ring::stream_words(base);
     let mut tries = 0;
     while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         tries += 1;
         if tries == LOCK_TRIES {
             // SAFETY: as for this function.
-            dropped.fetch_add(unsafe { count_calls(from, bytes) }, Relaxed);
+            unsafe { drop_events(slot, from, bytes) };
             return;
         }
         sys::yield_now();
     }
     let start = head.load(Relaxed);
-    let at = start.checked_rem(capacity as u64).unwrap_or(0) as usize;
     let used = start.wrapping_sub(tail.load(Acquire)) as usize;
-    let room = capacity.saturating_sub(used) / EVENT_BYTES * EVENT_BYTES;
-    let fits = bytes.min(room);
-    let data = base + RING_HEADER_BYTES;
-    let mut at = at;
-    for index in 0..fits {
-        // SAFETY: `at` stays below the capacity, which was checked against the file.
-        unsafe { ((data + at) as *mut u8).write(*from.add(index)) };
-        at += 1;
-        if at == capacity {
-            at = 0;
-        }
-    }
-    head.store(start + fits as u64, Release);
+    let mut room = Room {
+        data: base + RING_HEADER_BYTES,
+        capacity,
+        at: start.checked_rem(capacity as u64).unwrap_or(0) as usize,
+        bytes: capacity.saturating_sub(used) / EVENT_BYTES * EVENT_BYTES,
+    };
     // SAFETY: as for this function.
-    dropped.fetch_add(unsafe { count_calls(from.add(fits), bytes - fits) }, Relaxed);
+    let note = unsafe { put_loss(slot, from, &mut room) };
+    // SAFETY: as above.
+    let fits = if note.is_some() { unsafe { room.put(from, bytes) } } else { 0 };
+    head.store(start + (note.unwrap_or(0) + fits) as u64, Release);
+    // SAFETY: as above.
+    unsafe { drop_events(slot, from.add(fits), bytes - fits) };
     lock.store(0, Release);
+}
+
+/// Tells what the thread of `slot` has lost, if anything, in front of its next event; returns the bytes
+/// of that, `None` where there is no room for both.
+///
+/// # Safety
+/// An event at `next` can be read.
+unsafe fn put_loss(slot: Option<&Slot>, next: *const u8, room: &mut Room) -> Option<usize> {
+    const BYTES: usize = notes::LOSS_RECORDS * EVENT_BYTES;
+    let Some(slot) = slot else { return Some(0) };
+    let lost = slot.lost.load(Relaxed);
+    let events = lost.wrapping_sub(slot.told.load(Relaxed));
+    if events == 0 {
+        return Some(0);
+    }
+    if room.bytes <= BYTES {
+        return None;
+    }
+    let first = slot.first_lost.swap(0, Relaxed);
+    let last = slot.last_lost.load(Relaxed);
+    let note = LossNote { cause: Cause::Full as u32, events, first, last };
+    // SAFETY: as for this function.
+    let (ts, tid) =
+        unsafe { (time_of(next), next.add(offset_of!(Event, tid)).cast::<u32>().read()) };
+    let mut records = [0u64; BYTES / 8];
+    let mut at = records.as_mut_ptr() as usize;
+    notes::loss(&note, &mut |func, site| {
+        put_marker(at, tid, ts, func, site);
+        at += EVENT_BYTES;
+        true
+    });
+    slot.told.store(lost, Relaxed);
+    // SAFETY: the bytes of an array.
+    Some(unsafe { room.put(records.as_ptr().cast(), BYTES) })
+}
+
+/// # Safety
+/// An event at `event` can be read.
+unsafe fn time_of(event: *const u8) -> u64 {
+    // SAFETY: events are aligned.
+    unsafe { event.add(offset_of!(Event, ts)).cast::<u64>().read() }
+}
+
+/// Counts events that are not in the ring, of the thread that has `slot`.
+///
+/// # Safety
+/// `bytes` bytes at `from` can be read.
+unsafe fn drop_events(slot: Option<&Slot>, from: *const u8, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: as for this function.
+        let (calls, first, last) = unsafe {
+            let last = from.add(bytes - EVENT_BYTES);
+            (count_calls(from, bytes), time_of(from), time_of(last))
+        };
+        lose(slot, calls, first, last);
+    }
+}
+
+fn lose(slot: Option<&Slot>, calls: u64, first: u64, last: u64) {
+    let (_, [_, _, dropped]) = ring::stream_words(BASE.load(Relaxed));
+    dropped.fetch_add(calls, Relaxed);
+    if let Some(slot) = slot.filter(|_| calls > 0) {
+        let _ = slot.first_lost.compare_exchange(0, first.max(1), Relaxed, Relaxed);
+        slot.last_lost.store(last, Relaxed);
+        slot.lost.fetch_add(calls, Relaxed);
+    }
 }
 
 /// Enters and exits among the events at `from`: a dropped note is no loss.
@@ -164,7 +274,7 @@ unsafe fn send_bytes(from: *const u8, bytes: usize) {
 /// # Safety
 /// `bytes` bytes at `from` can be read.
 unsafe fn count_calls(from: *const u8, bytes: usize) -> u64 {
-    let kind_at = core::mem::offset_of!(Event, kind);
+    let kind_at = offset_of!(Event, kind);
     let mut calls = 0;
     for event in 0..bytes / EVENT_BYTES {
         // SAFETY: inside the bytes.
@@ -174,32 +284,32 @@ unsafe fn count_calls(from: *const u8, bytes: usize) -> u64 {
 }
 
 /// Counts events for which there was no window.
-pub fn count_loss(_thread: &Thread, events: u64, _ts: u64) {
-    let (_, [_, _, dropped]) = ring::stream_words(BASE.load(Relaxed));
-    dropped.fetch_add(events, Relaxed);
+pub fn count_loss(thread: &Thread, events: u64, ts: u64) {
+    lose(slot_of(thread), events, ts, ts);
 }
 
 /// Sends what `thread` still holds.
 pub fn hand_over(thread: &Thread) {
-    let window = slot_of(thread).map_or(0, |slot| slot.window.swap(0, AcqRel));
-    if window != 0 {
-        send(window, window + WINDOW_BYTES);
+    if let Some(slot) = slot_of(thread) {
+        send_rest(slot);
     }
 }
 
 /// Sends what every thread still holds, and detaches.
 pub fn close() {
-    for slot in threads::slots() {
-        let window = slot.window.swap(0, AcqRel);
-        if window != 0 {
-            send(window, window + WINDOW_BYTES);
-        }
-    }
+    threads::slots().for_each(send_rest);
     ring::writers(BASE.load(Relaxed)).fetch_sub(1, AcqRel);
 }
 
+fn send_rest(slot: &Slot) {
+    let window = slot.window.swap(0, AcqRel);
+    if window != 0 {
+        send(slot, window, window + WINDOW_BYTES);
+    }
+}
+
 /// Sends an event after the close.
-pub fn append_late(_thread: &Thread, event: [u64; 4]) {
+pub fn append_late(thread: &Thread, event: [u64; 4]) {
     // SAFETY: the bytes of an array.
-    unsafe { send_bytes(event.as_ptr().cast(), EVENT_BYTES) };
+    unsafe { send_bytes(slot_of(thread), event.as_ptr().cast(), EVENT_BYTES) };
 }

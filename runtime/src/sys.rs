@@ -523,11 +523,15 @@ pub fn make_directory(path: &[u8]) -> Result<(), isize> {
 }
 
 /// Removes the name `path` (zero-terminated).
-pub fn unlink(path: &[u8]) {
-    if !filter::forbids(filter::MAKE) {
-        // SAFETY: the path is terminated.
-        unsafe { syscall6(nr::UNLINKAT, CWD, path.as_ptr() as usize, 0, 0, 0, 0) };
+///
+/// # Errors
+/// errno.
+pub fn unlink(path: &[u8]) -> Result<(), isize> {
+    if filter::forbids(filter::MAKE) {
+        return Err(EPERM);
     }
+    // SAFETY: the path is terminated.
+    check(unsafe { syscall6(nr::UNLINKAT, CWD, path.as_ptr() as usize, 0, 0, 0, 0) })
 }
 
 /// Gives the file `from` the second name `to`, if that is free.

@@ -28,9 +28,8 @@ pub const TELLS: u32 = 16;
 
 /// Largest [`crate::process::generation`] and the bits of one.
 pub const GENERATIONS: u32 = 0x00ff_ffff;
-/// [`Thread::generation`]: the thread has left out calls in a pause, and its data does not tell that
-/// yet. A byte of its own, which a hook sets with one store; until it is told no hook of the thread
-/// stores directly.
+/// [`Thread::generation`]: the thread has left out calls in a pause. Until its data tells that where it
+/// goes on, no hook of the thread stores directly.
 pub const LEFT_OUT: u32 = 1 << 24;
 
 /// What a thread has for itself. Zero until its first hook; libc may zero it again after an early
@@ -124,6 +123,8 @@ pub struct Slot {
     pub told: AtomicU64,
     /// Time of the first event lost and not told.
     pub first_lost: AtomicU64,
+    /// Time of the last event lost.
+    pub last_lost: AtomicU64,
     /// Where the count of its loss note stands in a segment file; 0 for none.
     pub loss_word: AtomicUsize,
 }
@@ -143,6 +144,7 @@ static TABLE: [Slot; SLOTS] = [const {
         lost: AtomicU64::new(0),
         told: AtomicU64::new(0),
         first_lost: AtomicU64::new(0),
+        last_lost: AtomicU64::new(0),
         loss_word: AtomicUsize::new(0),
     }
 }; SLOTS];

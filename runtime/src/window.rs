@@ -3,7 +3,9 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
-use callsight_format::{Cause, EVENT_BYTES, KIND_MARKER, LossNote, MARK_CLOCK, MARK_MAX_EVENTS};
+use callsight_format::{
+    Cause, EVENT_BYTES, KIND_MARKER, LossNote, MARK_CLOCK, MARK_MAX_EVENTS, MARK_WRAP, wrap_frame,
+};
 
 use crate::notes::{self, Again};
 use crate::process::{self, Sink};
@@ -136,10 +138,9 @@ fn open_window(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>,
         thread.flags |= OWES_NAME;
     }
     match sink {
-        Sink::File => file::opened(thread, window.first),
         Sink::Ring => ring::opened(thread, at, window.first),
         Sink::Stream => stream::opened(thread, window.first),
-        Sink::Summary => {}
+        Sink::File | Sink::Summary => {}
     }
     if start > window.first {
         pad(window.first, start, ts, thread.word | meta(KIND_MARKER, 0));
@@ -209,8 +210,8 @@ impl Owed {
             notes::process(Again::No, &mut put_next);
         }
         if self.pause {
-            thread.told_pause();
             notes::pause(&mut put_next);
+            recorder::told_pause(thread);
         }
         if self.missed {
             notes::loss_or_padding(take_missed(thread).as_ref(), &mut put_next);
@@ -251,6 +252,16 @@ pub fn marker_tail(tid: u32) -> u64 {
     tid_word(tid) | meta(KIND_MARKER, 0)
 }
 
+/// Stores a marker that `events` are gone, with the file of `segment` or without one; the slot at `at`
+/// is the caller's.
+pub fn put_wrap_marker(at: usize, tid: u32, ts: u64, segment: Option<u32>, events: u64) {
+    // As a frame: in units of 16 bytes.
+    let segment = segment.map_or(0, wrap_frame) as usize * 16;
+    let tail = tid_word(tid) | meta(KIND_MARKER, segment);
+    // SAFETY: the caller owns the slot.
+    unsafe { put(at, ts, MARK_WRAP, events, tail) };
+}
+
 /// The tid where the last word of an event has it.
 pub fn tid_word(tid: u32) -> u64 {
     if cfg!(target_endian = "big") { u64::from(tid) << 32 } else { u64::from(tid) }
@@ -289,7 +300,7 @@ fn end_at_limit(thread: &mut Thread, at: usize, window: Window, ts: u64) -> Opti
 }
 
 /// Whether the ring has a loss to tell. A segment file's losses come at its end, where they are
-/// counted in place, and a version 2 ring tells them in its header.
+/// counted in place, and those of a version 2 ring with the window that is sent next.
 fn has_untold_loss(thread: &Thread, sink: Sink) -> bool {
     sink == Sink::Ring && ring::has_untold(thread)
 }

@@ -34,6 +34,11 @@ impl Report {
         self.json[key].as_u64().unwrap_or_else(|| panic!("no number {key} in {:#}", self.json))
     }
 
+    /// A number of the counting identity, in records.
+    pub fn records(&self, key: &str) -> u64 {
+        self.json["identity"][key].as_u64().unwrap_or_else(|| panic!("no {key} in {:#}", self.json))
+    }
+
     /// The `!` lines.
     pub fn notices(&self) -> Vec<String> {
         let notices = self.json["notices"].as_array().expect("notices");

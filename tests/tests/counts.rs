@@ -83,6 +83,22 @@ fn a_drain_that_comes_after_the_end_gets_what_the_ring_holds() {
 }
 
 #[test]
+fn what_fills_a_ring_behind_the_last_event_that_is_wanted_is_no_record() {
+    let traced = Program::c(FANOUT).build(Hooks::Ours);
+    let (ring, shell) = (Ring::new(), traced.tracing().env("TRACE_MAX", "1000"));
+    let name = ring.name().to_owned();
+    shell.env("TRACE_SHM", &name).ok(&format!(
+        "callsight drain --file traces {name} 2>said & drain=$!\n./prog 20\nwait $drain"
+    ));
+    let report = traced.report();
+    let delivered = report.records("delivered");
+    let events = report.number("events");
+    assert!(events > 500 && events <= 1000, "{events} events");
+    // Each of 26 threads leaves notes, each page one.
+    assert!(delivered - events < 26 * 20, "{delivered} records of {events} events");
+}
+
+#[test]
 fn the_drain_ends_by_itself_when_the_program_was_killed() {
     let program = Program::c(PRODUCER);
     let (_, calls) = truth(&program, "100000 3 0 kill");

@@ -171,6 +171,53 @@ fn a_shared_memory_too_small_for_the_ring_costs_no_signal() {
 }
 
 #[test]
+fn a_limit_on_the_size_of_files_costs_the_ring_and_not_the_program() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    // In KiB; the last asks for the largest ring, since it asks for more than a ring can have.
+    let cases = [("1000", "", "3"), ("1000", "", "2"), ("1000000", "68719476736", "3")];
+    for (limit, bytes, version) in cases {
+        let ring = Ring::new();
+        let shell = program.tracing().env("TRACE_SHM", ring.name());
+        let shell = shell.env("TRACE_SHM_SIZE", bytes).env("TRACE_RING", version);
+        unharmed(&shell.run(&format!("ulimit -f {limit}; exec ./prog")));
+        let report = program.report();
+        let told = "it would be larger than files may be here (ulimit -f)";
+        assert!(report.notices().iter().any(|line| line.ends_with(told)), "{:?}", report.notices());
+        assert_eq!(report.number("events") + report.lost(), LOOP_EVENTS);
+        assert!(!ring.exists());
+    }
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_ends_no_drain_of_a_run_and_stays_the_programs_own() {
+    let program = Program::c(LOOP).build(Hooks::Ours);
+    let server = Server::ours(&program.tracing(), &[]);
+    let live = format!("--live 127.0.0.1:{}", server.port);
+    let ran = program.shell().run(&format!(
+        "ulimit -f 1000; callsight run --path kept {live} -- ./prog 20000; \
+         callsight run --no-check --path other -- bash -c 'kill -XFSZ $$' || echo $?"
+    ));
+    server.stop();
+    assert_eq!(ran.code, 0, "{ran}");
+    assert!(ran.stdout.starts_with("20000\n") && ran.stdout.ends_with("153\n"), "{ran}");
+    let report = Report::of(&program.shell(), &["kept"]);
+    assert_eq!(report.calls_of("leaf"), 20_000, "{:?}", report.notices());
+}
+
+/// Threads that have to come by a small ring: what they lose is told where they go on.
+#[test]
+fn losses_in_a_version_2_ring_explain_what_does_not_match() {
+    let program = Program::c(include_str!("../programs/fanout.c")).build(Hooks::Ours);
+    let shell = program.tracing().env("TRACE_RING", "2");
+    let (ran, _, report) = streamed_in(&shell, &program, "100", 65536);
+    assert_eq!(ran.code, 0, "{ran}");
+    assert!(report.lost() > 0, "the ring was never full");
+    assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
+    let blamed = report.notices().into_iter().find(|line| line.contains("longjmp"));
+    assert_eq!(blamed, None);
+}
+
+#[test]
 fn a_name_that_no_ring_can_have_is_told() {
     let program = Program::c(LOOP).build(Hooks::Ours);
     for (name, why) in [

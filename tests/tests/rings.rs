@@ -522,6 +522,14 @@ fn a_snapshot_has_all_that_a_ring_holds_and_disturbs_nothing() {
 }
 
 #[test]
+fn a_snapshot_larger_than_files_may_be_is_refused() {
+    let program = Program::c(PRODUCER).build(Hooks::Ours);
+    let running = Running::start(&program, "60000 3 40000", 64 << 20);
+    let script = format!("ulimit -f 8; exec callsight snapshot {} --out now", running.pid());
+    running.shell.run(&script).refused(&["write"]);
+}
+
+#[test]
 fn a_snapshot_of_a_killed_program_is_its_last_word() {
     let program = Program::c(PRODUCER).build(Hooks::Ours);
     let mut running = Running::start(&program, "4000 2 0 kill", 16 << 20);

@@ -1,5 +1,8 @@
 //! Many processes and threads at once, against the independent count.
 
+use std::process::Command;
+use std::time::Duration;
+
 use callsight_tests::{Built, Drain, Hooks, Program, Report, Ring, Server, streamed};
 
 const STORM: &str = include_str!("../programs/storm.c");
@@ -95,6 +98,108 @@ fn wrapping_counts_every_event_that_it_gives_up() {
     traced.tracing().env("TRACE_MAX_MB", "4").env("TRACE_FULL", "wrap").ok("./prog");
     let report = traced.report();
     assert_eq!(report.number("events") + report.lost(), counts.events());
+}
+
+/// Three threads that count their calls where another process can see it, for ever; with an argument so
+/// many of one thread, no file can be opened after the first half.
+const COUNTING: &str = r#"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#define PLAIN __attribute__((no_instrument_function))
+static volatile unsigned long *counts;
+__attribute__((noinline)) static void leaf(void) { __asm__ volatile(""); }
+PLAIN static void *forever(void *of)
+{
+    for (;;) {
+        ++*(volatile unsigned long *)of;
+        leaf();
+    }
+    return NULL;
+}
+PLAIN int main(int count, char **words)
+{
+    if (count > 1) {
+        long calls = atol(words[1]);
+        struct rlimit none = { 3, 3 };
+        for (long call = 0; call < calls; call++) {
+            if (call == calls / 2)
+                setrlimit(RLIMIT_NOFILE, &none);
+            leaf();
+        }
+        return 0;
+    }
+    int file = open("counts", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    if (ftruncate(file, 4096) != 0)
+        return 1;
+    counts = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    pthread_t threads[3];
+    for (int thread = 0; thread < 3; thread++)
+        pthread_create(&threads[thread], NULL, forever, (void *)(counts + 16 * thread));
+    return pthread_join(threads[0], NULL);
+}
+"#;
+
+/// Enters and exits of the calls that [`COUNTING`] has begun.
+fn made_by(program: &Built) -> u64 {
+    let counts = std::fs::read(program.folder().join("counts")).unwrap_or_default();
+    let words = counts.chunks_exact(8);
+    2 * words.map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))).sum::<u64>()
+}
+
+#[test]
+fn a_capture_that_wraps_can_be_read_while_it_is_written() {
+    let program = Program::c(COUNTING).build(Hooks::Ours);
+    let shell = program.tracing().env("TRACE_MAX_MB", "1").env("TRACE_FULL", "wrap");
+    let mut command = Command::new("./prog");
+    let mut child = shell.prepare(&mut command).spawn().expect("start the program");
+    while made_by(&program) < 500_000 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut rotated = 0;
+    for _ in 0..12 {
+        let before = made_by(&program);
+        let report = program.report();
+        let after = made_by(&program);
+        let told = report.number("events") + report.lost();
+        assert!(before <= told + 3 * 512 && told <= after, "{told} of {before} to {after}");
+        rotated = report.lost();
+    }
+    child.kill().expect("end the program");
+    child.wait().expect("its end");
+    assert!(rotated > 100_000, "{rotated} events were rotated away");
+}
+
+#[test]
+fn what_was_rotated_away_is_known_of_a_killed_program_too() {
+    let program = Program::c(COUNTING).build(Hooks::Ours);
+    for tenths_of_ms in (1500..4000).step_by(370) {
+        let shell = program.tracing().env("TRACE_MAX_MB", "1").env("TRACE_FULL", "wrap");
+        let pause = format!("0.{tenths_of_ms:04}");
+        shell.run(&format!("./prog & sleep {pause}; kill -9 $!; wait $! || true"));
+        let made = made_by(&program);
+        let report = program.report();
+        let told = report.number("events") + report.lost();
+        // Of each thread a call that was under way, and a window in a segment that was rotated away.
+        assert!(
+            made - told.min(made) <= 3 * 512 && told <= made,
+            "{told} of {made} after {pause} s"
+        );
+        assert!(report.lost() > 0, "never rotated: {:?}", report.notices());
+    }
+}
+
+#[test]
+fn what_was_rotated_away_is_told_where_no_next_segment_can_be_made() {
+    let program = Program::c(COUNTING).build(Hooks::Ours);
+    program.tracing().env("TRACE_MAX_MB", "1").env("TRACE_FULL", "wrap").ok("./prog 120000");
+    let report = program.report();
+    assert_eq!(report.number("events") + report.lost(), 240_000, "{:?}", report.notices());
+    assert!(report.notices().iter().any(|line| line.contains("rotated")), "{:?}", report.notices());
 }
 
 /// Handlers that interrupt each other while their thread records: what main prints is how many calls

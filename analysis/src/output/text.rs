@@ -26,8 +26,13 @@ impl Report {
 
     /// Writes the line of totals alone, as the text report begins.
     pub fn headline(&self) -> String {
+        let summed = match self.mode {
+            Mode::Events => String::new(),
+            Mode::Summary | Mode::Mixed => format!(" summed_calls={}", self.summed_calls),
+        };
         format!(
-            "events={} threads={} functions={} span={:.3}ms unmatched_exits={} unclosed_enters={}",
+            "events={} threads={} functions={} span={:.3}ms unmatched_exits={} unclosed_enters={}\
+             {summed}",
             self.events,
             self.threads.len(),
             self.rows.len(),
@@ -39,7 +44,11 @@ impl Report {
 
     /// The counting identity in one line.
     pub fn identity_line(&self) -> String {
-        let what = if self.mode == Mode::Summary { "calls" } else { "records" };
+        let what = match self.mode {
+            Mode::Events => "records",
+            Mode::Summary => "calls",
+            Mode::Mixed => "records and calls",
+        };
         format!(
             "{what} emitted={} delivered={} dropped={} unaccounted={}",
             self.identity.emitted,

@@ -78,21 +78,26 @@ impl Records {
 
     /// Thread `tid` begins in process `pid`.
     pub fn process(self, tid: u32, pid: u32, exe: &str) -> Records {
-        self.process_of(tid, pid, exe, 0)
+        self.process_of(tid, pid, 1, exe, 0)
     }
 
     /// The same after a fork from `parent`.
     pub fn forked(self, tid: u32, pid: u32, exe: &str) -> Records {
-        self.process_of(tid, pid, exe, PROCESS_FORKED)
+        self.process_of(tid, pid, 1, exe, PROCESS_FORKED)
+    }
+
+    /// The main thread of `pid` begins, which process `parent` has forked.
+    pub fn child_of(self, parent: u32, pid: u32, exe: &str) -> Records {
+        self.process_of(pid, pid, parent, exe, PROCESS_FORKED)
     }
 
     /// The opener of a segment file, thread `tid`, says whose it is.
     pub fn again(self, tid: u32, pid: u32, exe: &str) -> Records {
-        self.process_of(tid, pid, exe, PROCESS_AGAIN)
+        self.process_of(tid, pid, 1, exe, PROCESS_AGAIN)
     }
 
-    fn process_of(self, tid: u32, pid: u32, exe: &str, flags: u32) -> Records {
-        let note = ProcessNote { pid, parent_pid: 1, start: u64::from(pid) + 7, flags, exe: b"" };
+    fn process_of(self, tid: u32, pid: u32, parent_pid: u32, exe: &str, flags: u32) -> Records {
+        let note = ProcessNote { pid, parent_pid, start: u64::from(pid) + 7, flags, exe: b"" };
         self.note(tid, NOTE_PROCESS, &[&note.head()[..], exe.as_bytes()].concat())
     }
 

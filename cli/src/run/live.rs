@@ -1,6 +1,5 @@
 //! A run that is streamed: the drain beside the program, and what became of the events.
 
-use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,6 +7,7 @@ use callsight_hub::local::{DrainEnd, DrainPlan, KeptDrain, RingFile, RingState};
 
 use super::note;
 use crate::drain::own_drain;
+use crate::say;
 use crate::sinks::Sinks;
 
 /// The drain of a run.
@@ -68,8 +68,7 @@ fn fresh_name() -> String {
 
 /// What the drain says.
 fn say(line: &str) {
-    // Nobody has to read it.
-    let _ = writeln!(io::stderr(), "{line}");
+    say::note(line);
 }
 
 fn note_end(plan: &DrainPlan, end: &DrainEnd, ring_was_made: bool) {

@@ -2,9 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, Release},
+};
 use std::sync::{Arc, Condvar, Mutex};
 
+use callsight_format::EVENT_BYTES;
+
+use crate::bytes::{append, has_room};
 use crate::support::{Drain, Ring, Server, TestProcess, Writer, drain_binary, wait_until};
 
 /// What becomes of bytes on the first connection.
@@ -153,4 +159,29 @@ fn a_drain_that_is_told_to_stop_tries_another_connection_first() {
     let (came, left) = (calls.len(), 2000 - calls.len());
     let line = format!("stopped, {came} events forwarded, 0 dropped, left_in_ring={left}");
     assert!(said.contains(&line), "{said}");
+}
+
+#[test]
+fn a_byte_ring_is_emptied_while_acknowledgements_are_owed() {
+    const CAPACITY: u64 = 65536;
+    const CALLS: u64 = 4 * CAPACITY / EVENT_BYTES as u64;
+    let server = Server::start();
+    let relay = Relay::to(server.port);
+    let ring = Ring::of_bytes("bytes-owed", CAPACITY as u32);
+    ring.begin();
+    ring.writers().store(1, Release);
+    let drain = Drain::start(&drain_binary(), &ring.name, relay.port);
+    assert!(append(&ring, CAPACITY, 1));
+    server.wait(0, "it has begun", |capture| capture.calls_of(9).len() == 1);
+    relay.set(State::Stops);
+    for call in 2..=CALLS {
+        wait_until("there is room", || has_room(&ring, CAPACITY));
+        assert!(append(&ring, CAPACITY, call));
+    }
+    relay.set(State::Passes);
+    ring.writers().store(0, Release);
+    ring.unmap();
+    drain.end_well();
+    let functions = server.whole(0).calls_of(9);
+    assert!(functions.iter().map(|event| event.func).eq(1..=CALLS));
 }

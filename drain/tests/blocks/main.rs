@@ -3,6 +3,8 @@
 
 #[path = "../drain/bytes.rs"]
 mod bytes;
+#[path = "../drain/gone.rs"]
+mod gone;
 #[path = "../drain/hostile.rs"]
 mod hostile;
 mod hung;

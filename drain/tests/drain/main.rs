@@ -4,6 +4,7 @@
 mod arguments;
 mod bytes;
 mod compile;
+mod gone;
 mod hostile;
 mod kills;
 mod older;

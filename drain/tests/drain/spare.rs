@@ -2,7 +2,9 @@
 
 use std::mem::offset_of;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use callsight_format::{
     COMMAND_RECORD, RING_CONTROL_OFFSET, RING_MAGIC, RING_VERSION, RingControl, RingHeader,
@@ -116,4 +118,38 @@ fn a_spare_that_nobody_took_goes_with_the_drain() {
     first.signal(libc::SIGTERM);
     assert_eq!(first.end().0, Some(0));
     assert!(!spare.exists());
+}
+
+/// A drain that waits for a ring of so many bytes, and may make files of `limit` bytes, makes no spare.
+fn makes_no_spare(name: &str, asked: &str, limit: u64) {
+    let (name, _, spare) = names(name);
+    let mut command = Command::new(drain_binary());
+    command.args([&name, "127.0.0.1", "9"]).env("TRACE_SHM_SIZE", asked);
+    let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+    // SAFETY: between fork and exec, one system call that takes no lock.
+    unsafe {
+        command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_FSIZE, &limit) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        })
+    };
+    let drain = Drain::of(command);
+    let unborn = format!("/dev/shm/.callsight-{}", drain.pid());
+    wait_until("it waits for a program", || drain.said().contains("waiting for a program"));
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(!spare.exists());
+    drain.signal(libc::SIGTERM);
+    let (code, said) = drain.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!Path::new(&unborn).exists());
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_costs_the_spare_and_not_the_drain() {
+    makes_no_spare("limit", "", 1 << 20);
+}
+
+#[test]
+fn more_bytes_than_a_ring_can_have_ask_for_the_most_and_not_for_the_default() {
+    makes_no_spare("most", "68719476736", 1 << 30);
 }

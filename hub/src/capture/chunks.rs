@@ -14,9 +14,15 @@ use callsight_format::{
 };
 
 use super::final_chunk::{FINAL_BYTES, FinalChunk};
+use super::guard::{Contents, Guard, Harm, less};
+use super::resume::contents_of;
 use super::segment::Segment;
 use super::tail::StopMark;
-use super::{CaptureDir, CaptureLimits, Reserved, budget_text, segments_text, write_error_text};
+use super::{
+    CaptureDir, CaptureLimits, Reserved, budget_text, segments_text, stopped_before,
+    write_error_text,
+};
+use crate::stream::Sender;
 use crate::{Amount, Batch, Content, Dropped, Ending, Losses, SessionMeta, Sink};
 
 /// Most bytes of a chunk that ends a stream: 540 bytes of fields where every cause dropped something.
@@ -38,12 +44,20 @@ pub struct ChunkCapture {
     limits: CaptureLimits,
     pub(super) origin: Origin,
     pub(super) order: ByteOrder,
-    /// The chunk that says who is sending.
+    /// Who is sending, and the chunk that says it.
+    sender: Option<Sender>,
     pub(super) hello: Vec<u8>,
+    /// The chunk that ends the stream.
+    end_chunk: Vec<u8>,
     /// The first file, which is locked for as long as it is open here.
     _lock: Option<File>,
     pub(super) segment: Segment,
     pub(super) segments: u32,
+    /// What was stored in this segment here.
+    stored: Amount,
+    guard: Guard,
+    /// What others did to its files.
+    harm: Option<String>,
     /// Bytes of the segments before this one.
     pub(super) closed_bytes: u64,
     /// The last chunks of this segment: where each begins, and what is in it.
@@ -78,11 +92,16 @@ impl ChunkCapture {
             limits,
             origin: Origin::default(),
             order: ByteOrder::NATIVE,
+            sender: None,
             hello: Vec::new(),
+            end_chunk: Vec::new(),
             _lock: lock,
             end: segment.bytes(),
             segment,
             segments: 1,
+            stored: Amount::default(),
+            guard: Guard::default(),
+            harm: None,
             closed_bytes: 0,
             last_chunks: VecDeque::new(),
             stop: None,
@@ -93,11 +112,7 @@ impl ChunkCapture {
 
     /// Goes on having stopped, as it had before.
     pub(super) fn stay_stopped(&mut self, mark: StopMark) {
-        let (cause, why) = match mark.code {
-            MARK_BUDGET => (Cause::Budget, "its budget was reached"),
-            _ => (Cause::Io, "it could not be written on"),
-        };
-        let reason = format!("{why} when it was received first: the rest is dropped and counted");
+        let (cause, reason) = stopped_before(mark);
         self.stop = Some(Stop { cause, mark, reason });
     }
 
@@ -139,6 +154,7 @@ impl ChunkCapture {
         let at = self.segment.bytes();
         self.segment.append_whole(chunk).map_err(|error| write_failed(&error))?;
         self.end = self.segment.bytes();
+        self.stored = self.stored.plus(amount);
         self.last_chunks.push_back((at, amount));
         let needed = |(second, _): &(u64, Amount)| self.end - second < FINAL_BYTES as u64;
         if self.last_chunks.get(1).is_some_and(|second| !needed(second)) {
@@ -149,14 +165,51 @@ impl ChunkCapture {
 
     /// Goes on in the next segment; the one before stays open until that has its head.
     fn rotate(&mut self) -> io::Result<()> {
+        let contents = self.contents();
+        let before = self.begin_next()?;
+        self.closed_bytes += before.bytes();
+        self.guard.close(self.segments - 2, &before, contents);
+        Ok(())
+    }
+
+    /// Begins the next segment; the one before.
+    fn begin_next(&mut self) -> io::Result<Segment> {
         let next =
             self.directory.create_segment(self.id, self.segments, &self.head(self.segments))?;
-        self.closed_bytes += self.segment.bytes();
-        self.segment = next;
+        let before = std::mem::replace(&mut self.segment, next);
         self.end = self.segment.bytes();
         self.segments += 1;
+        self.stored = Amount::default();
         self.last_chunks.clear();
-        Ok(())
+        Ok(before)
+    }
+
+    fn contents(&self) -> Contents {
+        Contents { amount: self.stored, ..Contents::default() }
+    }
+
+    /// Where somebody has removed this segment or cut it short, what is not there any more is lost, and
+    /// the next one is begun: what is written behind a cut nobody could read.
+    fn mend(&mut self) -> Result<(), Stop> {
+        let seq = self.segments - 1;
+        let Some(harm) = Harm::of(seq, &self.segment, self.contents(), &contents_of) else {
+            return Ok(());
+        };
+        self.lose(&harm);
+        self.closed_bytes += harm.left.bytes();
+        self.stored = Amount::default();
+        self.last_chunks.clear();
+        self.begin_next().map_err(|error| write_failed(&error))?;
+        if let Some(sender) = &self.sender {
+            let _ = self.directory.write_sender(self.id, sender);
+        }
+        let end = std::mem::take(&mut self.end_chunk);
+        if end.is_empty() { Ok(()) } else { self.store_end(&end) }
+    }
+
+    fn lose(&mut self, harm: &Harm) {
+        self.dropped.add(Cause::Io, harm.lost.amount);
+        self.harm = Some(harm.text(self.id));
     }
 
     fn budget_reached(&self) -> Stop {
@@ -174,6 +227,7 @@ impl ChunkCapture {
                 let Some((at, amount)) = self.last_chunks.pop_back() else { break };
                 self.end = at;
                 self.dropped.add(cause, amount);
+                self.stored = less(self.stored, amount);
             }
         }
         self.stop = Some(stop);
@@ -197,6 +251,7 @@ impl ChunkCapture {
     /// The chunk that ends the stream. It is not needed to know what was lost, so where there is
     /// no room for it any more it is left out.
     fn store_end(&mut self, chunk: &[u8]) -> Result<(), Stop> {
+        self.end_chunk = chunk.to_vec();
         match &self.stop {
             None if chunk.len() <= END_BYTES => return self.append(chunk, Amount::default()),
             None => return self.store(chunk, Amount::default()),
@@ -232,10 +287,16 @@ impl Sink for ChunkCapture {
     }
 
     fn write(&mut self, batch: &Batch) -> io::Result<()> {
+        if self.stop.is_none()
+            && let Err(stop) = self.mend()
+        {
+            self.stop(stop);
+        }
         let stored = match (batch.content(), &self.stop) {
             (Content::Sender(sender), _) => {
                 // The capture says the same.
                 let _ = self.directory.write_sender(self.id, sender);
+                self.sender = Some(sender.clone());
                 self.describe(batch)
             }
             (Content::End(_), _) => self.store_end(batch.bytes()),
@@ -256,7 +317,7 @@ impl Sink for ChunkCapture {
     }
 
     fn trouble(&self) -> Option<&str> {
-        self.stop.as_ref().map(|stop| stop.reason.as_str())
+        self.stop.as_ref().map(|stop| &stop.reason).or(self.harm.as_ref()).map(String::as_str)
     }
 
     fn extent(&self) -> Option<String> {
@@ -264,6 +325,12 @@ impl Sink for ChunkCapture {
     }
 
     fn close(&mut self, ending: &Ending) {
+        for harm in self.guard.look(&self.directory, self.id, &contents_of) {
+            self.lose(&harm);
+        }
+        if let (Err(stop), None) = (self.mend(), &self.stop) {
+            self.stop(stop);
+        }
         let reason = Some(if ending.cut { StopReason::Cut } else { StopReason::Closed });
         let last = self.final_chunk(&ending.not_given, reason);
         if self.stop.is_none()

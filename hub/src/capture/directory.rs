@@ -63,16 +63,11 @@ impl CaptureDir {
     pub fn reserve(&self) -> io::Result<Reserved> {
         for _ in 0..MAX_TRIES {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            match new_file(&self.segment_path(id, 0)) {
+            match self.new_segment(id, 0) {
                 // Another server writes here too.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
-                Ok(file) => {
-                    // So that no other server takes a stream up that goes on here. Where there
-                    // are no locks there is nothing to be done about that.
-                    let _ = lock(&file);
-                    return Ok(Reserved { directory: self.clone(), id, file });
-                }
+                Ok(file) => return Ok(Reserved { directory: self.clone(), id, file }),
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
@@ -80,7 +75,7 @@ impl CaptureDir {
 
     /// A further segment with its head, or no file at all.
     pub(super) fn create_segment(&self, id: u32, seq: u32, head: &[u8]) -> io::Result<Segment> {
-        let mut segment = Segment::new(new_file(&self.segment_path(id, seq))?);
+        let mut segment = Segment::new(self.new_segment(id, seq)?);
         let begun = segment.append_whole(head);
         begun.inspect_err(|_| self.discard_segment(id, seq))?;
         Ok(segment)
@@ -120,6 +115,35 @@ impl CaptureDir {
         OpenOptions::new().read(true).write(true).open(self.segment_path(id, seq))
     }
 
+    /// The numbers of the segments that are there, in order.
+    pub(super) fn segments(&self, id: u32) -> Vec<u32> {
+        let mut seqs: Vec<u32> =
+            segments_in(&self.path).filter_map(|(of, seq, _)| (of == id).then_some(seq)).collect();
+        seqs.sort_unstable();
+        seqs
+    }
+
+    /// A file that was not there before, locked so that no other server takes a stream up that goes on
+    /// here: where there are no locks there is nothing to be done about that. The folder is made again
+    /// where somebody has removed it.
+    fn new_segment(&self, id: u32, seq: u32) -> io::Result<File> {
+        let path = self.segment_path(id, seq);
+        let file = match new_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(&self.path)?;
+                new_file(&path)
+            }
+            made => made,
+        }?;
+        let _ = lock(&file);
+        Ok(file)
+    }
+
+    /// The file that says how far a capture of events has got.
+    pub(super) fn position_path(&self, id: u32) -> PathBuf {
+        self.path.join(format!("trace.stream.{id}.position"))
+    }
+
     fn segment_path(&self, id: u32, seq: u32) -> PathBuf {
         self.path.join(format!("trace.stream.{id}.{seq}.bin"))
     }
@@ -132,6 +156,16 @@ fn new_file(path: &Path) -> io::Result<File> {
 /// Takes a capture for ourselves, by its first file.
 pub(super) fn lock(file: &File) -> io::Result<()> {
     Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
+}
+
+/// The segments of captures of streams in a folder: capture, number, path.
+pub(super) fn segments_in(folder: &Path) -> impl Iterator<Item = (u32, u32, PathBuf)> {
+    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        let numbers = name.to_str()?.strip_prefix("trace.stream.")?.strip_suffix(".bin")?;
+        let (id, seq) = numbers.split_once('.')?;
+        Some((id.parse().ok()?, seq.parse().ok()?, entry.path()))
+    })
 }
 
 /// The number in the name of anything that belongs to a capture of a stream.

@@ -6,17 +6,26 @@
 //! start. Events are stored as they came, in the sender's byte order; packed ones are unpacked.
 
 use std::borrow::Cow;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 
 use callsight_format::{
-    ByteOrder, Cause, EVENT_BYTES, Event, FileHeader, KIND_MARKER, MARK_BUDGET, MARK_CLOCK,
-    MARK_WRITE_ERROR, Origin, StopReason,
+    ByteOrder, Cause, EVENT_BYTES, Event, FILE_HEADER_BYTES, FileHeader, KIND_MARKER, MARK_BUDGET,
+    MARK_CLOCK, MARK_WRITE_ERROR, Origin, StopReason,
 };
 
-use super::segment::{HEAD_BYTES, Segment, event_head};
+use super::guard::{Contents, Guard, Harm, less};
+use super::position::{Position, PositionFile};
+use super::segment::{HEAD_BYTES, Left, Segment, event_head};
 use super::tail::{StopMark, TAIL_BYTES, Tail, to_bytes};
-use super::{CaptureDir, CaptureLimits, Reserved, budget_text, segments_text, write_error_text};
+use super::{
+    CaptureDir, CaptureLimits, Reserved, budget_text, segments_text, stopped_before,
+    write_error_text,
+};
 use crate::losses::WATCHED_RECORDS;
+use crate::session::Numbers;
+use crate::stream::{Sender, StreamId};
 use crate::{Amount, Batch, Content, Ending, LossWatch, Losses, SessionMeta, Sink, Unpacking};
 
 /// Why nothing more is stored.
@@ -29,19 +38,45 @@ struct Stop {
 }
 
 /// Keeps raw events.
+///
+/// Of a sender that packs it also says, in a file beside it, up to which block it has them, so that
+/// another server can go on.
 pub struct EventCapture {
     directory: CaptureDir,
     id: u32,
     limits: CaptureLimits,
     origin: Origin,
     order: ByteOrder,
+    /// The first file, which is locked for as long as it is open here.
+    _lock: Option<File>,
     segment: Segment,
     segments: u32,
+    /// What was stored in this segment here, and what notes had told before.
+    stored: Amount,
+    told_before: Losses,
+    guard: Guard,
+    /// What others did to its files.
+    harm: Option<String>,
+    sender: Option<Sender>,
+    stream: Option<StreamId>,
+    /// Where it is said how far it has got, and that.
+    position: Option<PositionFile>,
+    number: u64,
+    has_end: bool,
+    /// What is missing between the blocks, for whoever goes on.
+    numbers: Numbers,
+    /// What an earlier server had to tell, and what notes told then.
+    lost_earlier: Losses,
+    told_earlier: Losses,
+    /// What notes told that somebody else removed.
+    told_no_more: Losses,
+    /// Events lost with segments that were cut short, which the segment behind tells by itself.
+    told_by_heads: Losses,
     /// Bytes of the segments before this one.
     closed_bytes: u64,
     stop: Option<Stop>,
-    /// Why it does not say who is sending.
-    unnamed: Option<String>,
+    /// Why what stands beside it is not as it should be.
+    unsaid: Option<String>,
     dropped_events: Losses,
     unpacking: Unpacking,
     /// The loss notes that stand in the files.
@@ -54,23 +89,102 @@ impl EventCapture {
     /// A sink that writes to the files of `reserved`.
     pub fn new(reserved: Reserved, limits: CaptureLimits) -> EventCapture {
         let Reserved { directory, id, file } = reserved;
+        let lock = file.try_clone().ok();
+        EventCapture::on(directory, id, limits, lock, Segment::new(file))
+    }
+
+    fn on(
+        directory: CaptureDir,
+        id: u32,
+        limits: CaptureLimits,
+        lock: Option<File>,
+        segment: Segment,
+    ) -> EventCapture {
         EventCapture {
             directory,
             id,
             limits,
             origin: Origin::default(),
             order: ByteOrder::NATIVE,
-            segment: Segment::new(file),
+            _lock: lock,
+            segment,
             segments: 1,
+            stored: Amount::default(),
+            told_before: Losses::default(),
+            guard: Guard::default(),
+            harm: None,
+            sender: None,
+            stream: None,
+            position: None,
+            number: 0,
+            has_end: false,
+            numbers: Numbers::default(),
+            lost_earlier: Losses::default(),
+            told_earlier: Losses::default(),
+            told_no_more: Losses::default(),
+            told_by_heads: Losses::default(),
             closed_bytes: 0,
             stop: None,
-            unnamed: None,
+            unsaid: None,
             dropped_events: Losses::default(),
             unpacking: Unpacking::default(),
             watch: LossWatch::default(),
             last_ts: 0,
             last_clock: None,
         }
+    }
+
+    /// A sink that goes on where an earlier server ended, as its position says; `None` where the files
+    /// are not as that says.
+    pub(super) fn resume(
+        directory: CaptureDir,
+        id: u32,
+        limits: CaptureLimits,
+        lock: File,
+        (file, position): (PositionFile, Position),
+    ) -> Option<EventCapture> {
+        let Position { seq, .. } = position;
+        let last = directory.open_segment(id, seq).ok()?;
+        let mut head = [0; FILE_HEADER_BYTES];
+        last.read_exact_at(&mut head, 0).ok()?;
+        let (header, order) = FileHeader::parse(&head).ok()?;
+        let len = last.metadata().ok()?.len().checked_sub(HEAD_BYTES)?;
+        let whole = HEAD_BYTES + len - len % EVENT_BYTES as u64;
+        // What stands behind was not acknowledged; behind a stop it is the last records, which are
+        // replaced on a disk that may be full.
+        let kept = if position.stop.is_some() { whole } else { position.bytes.min(whole) };
+        let segment = Segment::reopen(last, kept).ok()?;
+        for later in directory.segments(id).into_iter().filter(|later| *later > seq) {
+            directory.discard_segment(id, later);
+        }
+        let closed_bytes = directory.bytes_before(id, seq);
+        let mut capture = EventCapture::on(directory, id, limits, Some(lock), segment);
+        (capture.origin, capture.order) = (header.origin(), order);
+        (capture.segments, capture.closed_bytes) = (seq + 1, closed_bytes);
+        capture.take_up(&position, whole);
+        capture.position = Some(file);
+        Some(capture)
+    }
+
+    /// Goes on behind `position`; the last segment has `whole` bytes of whole events.
+    fn take_up(&mut self, position: &Position, whole: u64) {
+        let Position { number, bytes, last_ts, clock, stop, told, lost, .. } = *position;
+        (self.number, self.last_ts, self.last_clock) = (number, last_ts, clock);
+        self.lost_earlier = lost;
+        // The disk lost some, as where the machine stopped: most are events.
+        self.lost_earlier.add(Cause::Io, bytes.saturating_sub(whole) / EVENT_BYTES as u64);
+        self.stop = stop.map(|mark| {
+            let (cause, reason) = stopped_before(mark);
+            Stop { cause, mark, at_bytes: bytes.min(whole), reason }
+        });
+        // The last notes may be taken back, or not be at their end yet.
+        let recent = (WATCHED_RECORDS + 8) * EVENT_BYTES as u64;
+        let from = bytes.saturating_sub(recent).max(HEAD_BYTES);
+        let events = self.segment.events_from(from);
+        let before_tail = bytes.min(whole).saturating_sub(from) as usize;
+        self.watch.observe(&events[..before_tail.min(events.len())], self.order);
+        self.told_earlier = told.beyond(&self.watch.told());
+        self.told_before = self.watch.told();
     }
 
     fn header(&self, seq: u32) -> FileHeader {
@@ -92,6 +206,11 @@ impl EventCapture {
 
     fn write_events(&mut self, events: &[u8]) {
         self.remember_clock(events);
+        if self.stop.is_none()
+            && let Err(stop) = self.mend()
+        {
+            self.stop(stop);
+        }
         let mut rest = events;
         while !rest.is_empty() && self.stop.is_none() {
             let (stored, stop) = self.store(rest);
@@ -130,6 +249,7 @@ impl EventCapture {
         let room = budget_room.min(segment_room.max(EVENT_BYTES as u64));
         let fits = (events.len() as u64).min(room) as usize;
         let (stored, failure) = self.segment.append(&events[..fits]);
+        self.stored = self.stored.plus(Amount::of_events(&events[..stored]));
         self.watch.observe(&events[..stored], self.order);
         self.remember_last(&events[..stored]);
         (stored, failure.map(|error| self.write_failed(&error)))
@@ -137,14 +257,133 @@ impl EventCapture {
 
     /// Goes on in the next segment; the one before stays open until that has its header.
     fn rotate(&mut self) -> io::Result<()> {
-        let seq = self.segments;
-        let before = self.segment.bytes();
-        let head = event_head(&self.header(seq), self.order, before);
-        let next = self.directory.create_segment(self.id, seq, &head)?;
-        self.closed_bytes += self.segment.bytes();
-        self.segment = next;
-        self.segments += 1;
+        let (contents, bytes) = (self.contents(), self.segment.bytes());
+        let before = self.begin_next(bytes)?;
+        self.closed_bytes += bytes;
+        self.guard.close(self.segments - 2, &before, contents);
         Ok(())
+    }
+
+    /// Begins the next segment, whose head says how long the one before is; that one.
+    fn begin_next(&mut self, bytes_before: u64) -> io::Result<Segment> {
+        let seq = self.segments;
+        let head = event_head(&self.header(seq), self.order, bytes_before);
+        let next = self.directory.create_segment(self.id, seq, &head)?;
+        self.segments += 1;
+        self.stored = Amount::default();
+        self.told_before = self.watch.told();
+        Ok(std::mem::replace(&mut self.segment, next))
+    }
+
+    fn contents(&self) -> Contents {
+        Contents { amount: self.stored, told: self.watch.told().beyond(&self.told_before) }
+    }
+
+    /// Where somebody has removed this segment or cut it short, what is not there any more is lost, and
+    /// the next one is begun: behind a cut stand no events.
+    fn mend(&mut self) -> Result<(), Stop> {
+        let (seq, order) = (self.segments - 1, self.order);
+        let count = move |file: &File, from, to| contents_of(file, order, from, to);
+        let Some(harm) = Harm::of(seq, &self.segment, self.contents(), &count) else {
+            return Ok(());
+        };
+        self.lose(&harm);
+        self.stored = Amount::default();
+        self.told_before = self.watch.told();
+        let left = harm.left.bytes();
+        if let Err(error) = self.begin_next(left) {
+            // There is nothing that last records could take the place of.
+            return Err(Stop { at_bytes: self.segment.bytes(), ..self.write_failed(&error) });
+        }
+        self.closed_bytes += left;
+        if let Some(stop) = &mut self.stop {
+            stop.at_bytes = self.segment.bytes();
+        }
+        if let Some(sender) = &self.sender {
+            let _ = self.directory.write_sender(self.id, sender);
+        }
+        if self.position.is_some() {
+            self.begin_position();
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, harm: &Harm) {
+        let Contents { amount, told } = harm.lost;
+        self.dropped_events.add(Cause::Io, amount.events);
+        self.told_no_more = self.told_no_more.plus(&told);
+        self.harm = Some(harm.text(self.id));
+    }
+
+    /// Looks whether the segments before this one are as they were.
+    fn look_back(&mut self) {
+        let order = self.order;
+        let count = move |file: &File, from, to| contents_of(file, order, from, to);
+        let mut guard = std::mem::take(&mut self.guard);
+        for harm in guard.look(&self.directory, self.id, &count) {
+            self.lose(&harm);
+            if let Left::Bytes(_) = harm.left {
+                self.told_by_heads.add(Cause::Io, harm.lost.amount.events);
+            }
+        }
+    }
+
+    /// Makes the file that says how far it has got. Without one, a later server begins anew.
+    fn begin_position(&mut self) {
+        let Some(stream) = self.stream else { return };
+        let file = PositionFile::create(self.directory.position_path(self.id), stream);
+        self.position = file.ok();
+        self.store_position(self.end_of_events(), self.lost_so_far(), false);
+    }
+
+    /// Says how far it has got: behind the events that it speaks of. Where that cannot be said any
+    /// more it is not said at all, as a later server would cut off what is behind.
+    fn store_position(&mut self, bytes: u64, lost: Losses, ended: bool) {
+        let position = Position {
+            number: self.number,
+            ended,
+            seq: self.segments - 1,
+            bytes,
+            last_ts: self.last_ts,
+            clock: self.last_clock,
+            stop: self.stop.as_ref().map(|stop| stop.mark),
+            told: self.told(),
+            lost,
+        };
+        if let Some(mut file) = self.position.take() {
+            match file.store(&position) {
+                Ok(()) => self.position = Some(file),
+                Err(error) => {
+                    file.remove();
+                    self.unsaid = Some(format!(
+                        "how far it has got cannot be stored ({error}): another server would begin anew"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Where the last event ends.
+    fn end_of_events(&self) -> u64 {
+        self.stop.as_ref().map_or(self.segment.bytes(), |stop| stop.at_bytes)
+    }
+
+    /// What the capture has to tell so far, for the case that nobody lives to close it.
+    fn lost_so_far(&self) -> Losses {
+        let torn = self.told().of(Cause::Torn);
+        let mut lost = self.lost_here();
+        lost.add(Cause::Unacked, self.numbers.missing_records().saturating_sub(torn));
+        lost
+    }
+
+    /// What it did not keep, here or at an earlier server.
+    fn lost_here(&self) -> Losses {
+        self.lost_earlier.plus(&self.dropped_events).beyond(&self.told_by_heads)
+    }
+
+    /// What notes in its files tell.
+    fn told(&self) -> Losses {
+        self.told_earlier.plus(&self.watch.told()).beyond(&self.told_no_more)
     }
 
     fn remember_last(&mut self, events: &[u8]) {
@@ -187,7 +426,9 @@ impl EventCapture {
 
     fn stop(&mut self, stop: Stop) {
         let replaced = self.segment.events_from(stop.at_bytes);
-        self.dropped_events.add(stop.cause, Amount::of_events(&replaced).events);
+        let amount = Amount::of_events(&replaced);
+        self.dropped_events.add(stop.cause, amount.events);
+        self.stored = less(self.stored, amount);
         let replaced_bytes = self.segment.bytes().saturating_sub(stop.at_bytes);
         self.watch.forget_last(replaced_bytes / EVENT_BYTES as u64);
         self.stop = Some(stop);
@@ -197,8 +438,8 @@ impl EventCapture {
 
     /// What the last records must tell: every loss, here or before, but those that notes tell.
     fn untold(&self, ending: &Ending) -> Losses {
-        let untold = ending.lost_before.beyond(&self.watch.told());
-        untold.plus(&self.dropped_events).plus(&ending.not_given.events)
+        let untold = ending.lost_before.beyond(&self.told());
+        untold.plus(&self.lost_here()).plus(&ending.not_given.events)
     }
 
     /// Writes the last records; where they stand depends on whether storing was stopped.
@@ -216,7 +457,12 @@ impl EventCapture {
             None => (end_bytes, tail.records()),
             Some(Stop { cause: Cause::Io, at_bytes, .. }) => {
                 let slots = (end_bytes.saturating_sub(*at_bytes)) as usize / EVENT_BYTES;
-                (*at_bytes, tail.records_filling(slots))
+                // Of a segment that was just begun nothing can be replaced.
+                let records = match slots {
+                    0 => tail.records(),
+                    slots => tail.records_filling(slots),
+                };
+                (*at_bytes, records)
             }
             Some(Stop { at_bytes, .. }) => (*at_bytes, tail.records()),
         };
@@ -230,12 +476,21 @@ impl Sink for EventCapture {
     }
 
     fn init(&mut self, meta: &SessionMeta) -> io::Result<()> {
+        self.stream = meta.stream;
+        if self.segment.bytes() > 0 {
+            return Ok(()); // it goes on
+        }
         self.origin = meta.origin;
         self.order = meta.order;
         self.last_ts = meta.origin.t0_ticks;
         let head = event_head(&self.header(0), self.order, 0);
         let begun = self.segment.append_whole(&head);
-        begun.inspect_err(|_| self.directory.discard_segment(self.id, 0))
+        begun.inspect_err(|_| self.directory.discard_segment(self.id, 0))?;
+        if let Some(stream) = meta.stream {
+            self.begin_position();
+            self.directory.remember(stream, self.id);
+        }
+        Ok(())
     }
 
     fn write(&mut self, batch: &Batch) -> io::Result<()> {
@@ -243,12 +498,18 @@ impl Sink for EventCapture {
             Content::Sender(sender) => {
                 let stored = self.directory.write_sender(self.id, sender);
                 let text = |error| format!("who is sending could not be stored ({error})");
-                self.unnamed = stored.err().map(text);
+                self.unsaid = stored.err().map(text);
+                self.sender = Some(sender.clone());
             }
-            Content::End(_) => {}
-            _ => {
+            Content::End(_) => self.has_end = true,
+            content => {
                 let events = self.raw_events(batch)?;
                 self.write_events(&events);
+                if let Content::Block(header) = content {
+                    self.numbers.observe(header, true);
+                    self.number = header.number;
+                }
+                self.store_position(self.end_of_events(), self.lost_so_far(), false);
             }
         }
         Ok(())
@@ -259,7 +520,8 @@ impl Sink for EventCapture {
     }
 
     fn trouble(&self) -> Option<&str> {
-        self.stop.as_ref().map(|stop| &stop.reason).or(self.unnamed.as_ref()).map(String::as_str)
+        let stopped = self.stop.as_ref().map(|stop| &stop.reason);
+        stopped.or(self.harm.as_ref()).or(self.unsaid.as_ref()).map(String::as_str)
     }
 
     fn extent(&self) -> Option<String> {
@@ -267,17 +529,46 @@ impl Sink for EventCapture {
     }
 
     fn close(&mut self, ending: &Ending) {
+        self.look_back();
+        if let (Err(stop), None) = (self.mend(), &self.stop) {
+            self.stop(stop);
+        }
         let losses = self.untold(ending);
+        let bytes = self.end_of_events();
         let end = Some(if ending.cut { StopReason::Cut } else { StopReason::Closed });
         if let (Err(error), None) = (self.write_tail(&losses, end), &self.stop) {
             self.stop(self.write_failed(&error));
             let losses = self.untold(ending);
             let _ = self.write_tail(&losses, end);
         }
+        // The end states the others once more.
+        let mut lost = self.lost_here().plus(&ending.not_given.events);
+        lost.add(Cause::Unacked, ending.lost_before.of(Cause::Unacked));
+        let bytes = bytes.min(self.end_of_events());
+        self.store_position(bytes, lost, self.has_end);
     }
 }
 
 const _: () = assert!(TAIL_BYTES <= WATCHED_RECORDS * EVENT_BYTES as u64);
+
+/// Bytes of events that are read at once, to be counted.
+const COUNTED_BYTES: u64 = 1 << 20;
+
+/// What stands in a file of events from the one byte to the other.
+fn contents_of(file: &File, order: ByteOrder, from: u64, to: u64) -> Contents {
+    let (mut amount, mut watch) = (Amount::default(), LossWatch::default());
+    let mut at = from.max(HEAD_BYTES);
+    while at < to {
+        let mut events = vec![0; (to - at).min(COUNTED_BYTES) as usize];
+        if file.read_exact_at(&mut events, at).is_err() {
+            break;
+        }
+        at += events.len() as u64;
+        amount = amount.plus(Amount::of_events(&events));
+        watch.observe(&events, order);
+    }
+    Contents { amount, told: watch.told() }
+}
 
 fn is_clock(event: &Event) -> bool {
     event.kind == KIND_MARKER && event.func == MARK_CLOCK

@@ -8,11 +8,16 @@ mod chunks;
 mod directory;
 mod events;
 mod final_chunk;
+mod guard;
+mod position;
 mod resume;
 mod segment;
 mod tail;
 
 use std::io;
+
+use callsight_format::{Cause, MARK_BUDGET};
+use tail::StopMark;
 
 pub use chunks::ChunkCapture;
 pub use directory::{CaptureDir, Reserved};
@@ -38,6 +43,15 @@ fn budget_text(budget: u64) -> String {
 
 fn write_error_text(error: &io::Error) -> String {
     format!("it cannot be written on ({error}): the rest is dropped and counted")
+}
+
+/// Why a capture that an earlier server stopped stays so.
+fn stopped_before(mark: StopMark) -> (Cause, String) {
+    let (cause, why) = match mark.code {
+        MARK_BUDGET => (Cause::Budget, "its budget was reached"),
+        _ => (Cause::Io, "it could not be written on"),
+    };
+    (cause, format!("{why} when it was received first: the rest is dropped and counted"))
 }
 
 fn segments_text(segments: u32) -> String {

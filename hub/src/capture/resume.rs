@@ -15,12 +15,14 @@ use callsight_format::{
 };
 use zstd::bulk::Decompressor;
 
-use super::directory::{lock, stream_id};
+use super::directory::{lock, segments_in, stream_id};
 use super::final_chunk::FinalChunk;
+use super::guard::Contents;
+use super::position::{self, Position, PositionFile};
 use super::segment::Segment;
-use super::{CaptureDir, CaptureLimits, ChunkCapture};
-use crate::Amount;
+use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture};
 use crate::stream::{Sender, StreamEnd, StreamId, inflate};
+use crate::{Amount, Sink};
 
 /// A stream of which a capture is there.
 pub struct Resumed {
@@ -28,24 +30,63 @@ pub struct Resumed {
     pub id: u32,
     /// The last block in it.
     pub last_block: u64,
+    /// Whether it is one of events, not of chunks.
+    pub unpacked: bool,
     /// What takes the rest; `None` where the end is there too.
-    pub capture: Option<ChunkCapture>,
+    pub capture: Option<Box<dyn Sink>>,
 }
 
 impl CaptureDir {
-    /// Takes up the capture of a stream, if there is one and nobody else writes to it. What stands
-    /// behind its last whole block is cut off.
+    /// Takes up the capture of a stream, if there is one and nobody else writes to it: in the form in
+    /// which it was begun, since a stream that is in two forms is two traces for a reader. What stands
+    /// behind the last block that is known to be whole is cut off.
     pub fn resume(&self, stream: StreamId, limits: CaptureLimits) -> Option<Resumed> {
         let id = self.capture_of(stream)?;
-        let first = self.open_segment(id, 0).ok()?;
-        lock(&first).ok()?;
-        let seqs = (1..).take_while(|seq| self.open_segment(id, *seq).is_ok()).last().unwrap_or(0);
+        let seqs = self.segments(id);
+        // Who writes has locked the first one that it made, and the last.
+        let locked = |seq: u32| {
+            let file = self.open_segment(id, seq).ok()?;
+            lock(&file).ok().map(|()| file)
+        };
+        let (first, last) = (*seqs.first()?, *seqs.last()?);
+        let first_file = locked(first)?;
+        let _last_file = if last == first { None } else { Some(locked(last)?) };
+        match PositionFile::open(self.position_path(id), stream) {
+            Some((file, position)) => self.resume_events(id, limits, first_file, file, position),
+            None => self.resume_chunks(id, limits, first_file, &seqs),
+        }
+    }
+
+    fn resume_events(
+        &self,
+        id: u32,
+        limits: CaptureLimits,
+        first: File,
+        file: PositionFile,
+        position: Position,
+    ) -> Option<Resumed> {
+        let (last_block, ended) = (position.number, position.ended);
+        let mut capture: Option<Box<dyn Sink>> = None;
+        if !ended {
+            let at = (file, position);
+            capture = Some(Box::new(EventCapture::resume(self.clone(), id, limits, first, at)?));
+        }
+        Some(Resumed { id, last_block, unpacked: true, capture })
+    }
+
+    fn resume_chunks(
+        &self,
+        id: u32,
+        limits: CaptureLimits,
+        first: File,
+        seqs: &[u32],
+    ) -> Option<Resumed> {
         let mut last: Option<(u32, File, Found)> = None;
-        for seq in (0..=seqs).rev() {
+        for seq in seqs.iter().rev().copied() {
             let file = self.open_segment(id, seq).ok()?;
             match (Found::in_segment(&file), &mut last) {
                 // Its head was being written when its server was killed.
-                (None, None) if seq > 0 => self.discard_segment(id, seq),
+                (None, None) if seq > seqs[0] => self.discard_segment(id, seq),
                 (None, _) => return None,
                 (Some(found), None) => last = Some((seq, file, found)),
                 // The last segment has no block yet.
@@ -70,39 +111,68 @@ impl CaptureDir {
     ) -> Option<Resumed> {
         let last_block = found.last_block.unwrap_or(0);
         if found.ended {
-            return Some(Resumed { id, last_block, capture: None });
+            return Some(Resumed { id, last_block, unpacked: false, capture: None });
         }
-        let closed = |seq| self.open_segment(id, seq)?.metadata().map(|meta| meta.len());
         let segment = Segment::reopen(file, found.end).ok()?;
         let mut capture = ChunkCapture::on(self.clone(), id, limits, Some(first), segment);
         capture.origin = found.header.origin();
         capture.order = found.order;
         capture.hello = found.hello;
         capture.segments = seq + 1;
-        capture.closed_bytes = (0..seq).map_while(|seq| closed(seq).ok()).sum();
+        capture.closed_bytes = self.bytes_before(id, seq);
         capture.last_chunks.extend(found.last_chunk);
         if let Some(last) = found.last {
             capture.dropped_earlier = last.dropped;
             last.stop.into_iter().for_each(|mark| capture.stay_stopped(mark));
         }
-        Some(Resumed { id, last_block, capture: Some(capture) })
+        Some(Resumed { id, last_block, unpacked: false, capture: Some(Box::new(capture)) })
+    }
+
+    /// Bytes of the segments before this one.
+    pub(super) fn bytes_before(&self, id: u32, seq: u32) -> u64 {
+        let bytes = |seq| self.open_segment(id, seq).and_then(|file| file.metadata());
+        let before = self.segments(id).into_iter().take_while(|before| *before < seq);
+        before.filter_map(|seq| bytes(seq).ok()).map(|meta| meta.len()).sum()
     }
 }
 
-/// The streams of the captures in a folder, as their first files say. What cannot be read is none.
+/// The streams of the captures in a folder, as their files say. What cannot be read is none.
 pub(super) fn streams_in(folder: &Path) -> HashMap<StreamId, u32> {
     let mut streams = HashMap::new();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| name.ends_with(".0.bin")) else { continue };
-        let Some(id) = stream_id(name) else { continue };
-        let stream = File::open(entry.path()).ok().and_then(|file| stream_in(&file));
+    let mut add = |stream: Option<StreamId>, id: u32| {
         if let Some(stream) = stream {
             let newest = streams.entry(stream).or_insert(id);
             *newest = id.max(*newest);
         }
+    };
+    for (id, _, path) in segments_in(folder) {
+        add(File::open(path).ok().and_then(|file| stream_in(&file)), id);
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| name.ends_with(".position")) else { continue };
+        let Some(id) = stream_id(name) else { continue };
+        add(position::read(&entry.path()).map(|(stream, _)| stream), id);
     }
     streams
+}
+
+/// What stands in a file of chunks from the one byte to the other, as far as it is whole.
+pub(super) fn contents_of(file: &File, from: u64, to: u64) -> Contents {
+    let mut amount = Amount::default();
+    let Some(mut reader) = Reader::open(file) else { return Contents::default() };
+    let mut at = from.max(reader.header.header_size.into());
+    while let Some(place) = reader.chunk_at(at).filter(|place| place.end() <= to) {
+        at = place.end();
+        let kind = place.header.kind;
+        let Some(raw) = reader.payload(&place) else { continue };
+        match (kind, BlockHeader::parse(raw)) {
+            (CHUNK_BLOCK, Ok(block)) => amount = amount.plus(Amount::of_block(&block)),
+            (CHUNK_EVENTS, _) => amount = amount.plus(Amount::of_events(raw)),
+            _ => {}
+        }
+    }
+    Contents { amount, ..Contents::default() }
 }
 
 fn stream_in(file: &File) -> Option<StreamId> {

@@ -242,13 +242,18 @@ impl Connection<'_> {
         let Server { captures, options, destinations, .. } = self.server;
         let packed = stream.filter(|_| !destinations.unpacked);
         let others = || destinations.sinks.iter().map(|make| make());
-        if let Some(resumed) = packed.and_then(|stream| captures.resume(stream, options.limits)) {
+        if let Some(resumed) = stream.and_then(|stream| captures.resume(stream, options.limits)) {
             let Some(capture) = resumed.capture else {
                 return Ok(Begun::Ended(resumed.last_block.saturating_add(1)));
             };
+            let form = match (resumed.unpacked, destinations.unpacked) {
+                (false, true) => ", in chunks, as it began",
+                (true, false) => ", in events, as it began",
+                _ => "",
+            };
             let (name, block) = (capture.name(), resumed.last_block);
-            self.say(&format!("goes on in {name} behind block {block}"));
-            let sinks = std::iter::once(Box::new(capture) as Box<dyn Sink>).chain(others());
+            self.say(&format!("goes on in {name} behind block {block}{form}"));
+            let sinks = std::iter::once(capture).chain(others());
             let meta = self.meta(resumed.id, stream);
             let session = Session::resume(&meta, sinks.collect(), block).among(&self.server.books);
             return Ok(Begun::Session(Box::new(session)));

@@ -23,7 +23,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::capture::{CaptureDir, CaptureLimits};
-use crate::session::{Books, counted};
+use crate::session::{Books, counted, give_up};
 use crate::{Sink, SinkTally, Tally};
 use lobby::{Arrival, Lobby, Outcome};
 use streams::Streams;
@@ -318,7 +318,8 @@ impl Server {
         match catch_unwind(AssertUnwindSafe(serve)) {
             Ok(Ok(())) => {}
             Ok(Err(reason)) => self.refuse(peer, &reason),
-            Err(_) => {
+            Err(panic) => {
+                give_up(panic);
                 self.totals().streams += 1;
                 self.say(&format!("{peer}: ended by a fault of callsight; its files stay"));
             }

@@ -86,6 +86,8 @@ pub fn hooks_of(path: &Path) -> Hooks {
 }
 
 fn read(path: &Path) -> Option<ElfFacts> {
+    // What opens a pipe waits for who writes to it.
+    path.metadata().ok().filter(|meta| meta.is_file())?;
     let file = ReadCache::new(File::open(path).ok()?);
     ElfFacts::parse(&file, path)
 }

@@ -1,12 +1,15 @@
 //! Programs of this machine: whether one can be traced, running it, and the rings that traced ones
 //! share with their drains.
 
+mod counts;
 mod drain;
 mod elf;
 mod hooks;
+mod image;
 mod keep;
 mod launch;
 mod modules;
+mod own_notes;
 mod pages;
 mod process;
 mod ring;
@@ -17,6 +20,7 @@ mod state;
 
 pub use drain::{Address, DrainEnd, DrainPlan, DrainProcess};
 pub use hooks::{Hooks, find_program, hooks_of};
+pub use image::Amounts;
 pub use keep::{KeptDrain, Pauses};
 pub use launch::{Launch, LaunchError, Outcome, captures_in, remove_captures};
 pub use process::ProcessId;

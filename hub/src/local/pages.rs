@@ -7,15 +7,12 @@
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
-use callsight_format::{
-    EVENT_BYTES, Event, PAGE_HEADER_BYTES, PAGE_RETIRED, PageHeader, RING_WRITER_BYTES,
-    RING_WRITERS_OFFSET, RingWriter,
-};
+use callsight_format::{EVENT_BYTES, Event, PAGE_HEADER_BYTES, PAGE_RETIRED, PageHeader};
 
 use super::process::ProcessId;
 use super::ring::{Bytes, RingError, RingFile, stored};
 
-/// How often a page is read that changes hands all the time.
+/// How often a page is read that changes hands all the time, or fills while it is copied.
 const TRIES: usize = 4;
 
 /// Whose pages: a slot of the ring, and the thread that has it.
@@ -47,6 +44,26 @@ impl Page {
         }
     }
 
+    /// How many of its slots at the front are empty: what a drain gives back it empties from there.
+    pub fn given_back(&self) -> usize {
+        self.slots.iter().take_while(|slot| slot.is_none()).count()
+    }
+
+    /// How many slots behind those are not whole.
+    pub fn holes(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.is_none()).count() - self.given_back()
+    }
+
+    /// The records in it.
+    pub fn records(&self) -> impl Iterator<Item = &Event> {
+        self.slots.iter().flatten()
+    }
+
+    /// Number of the first record that is still in it.
+    pub fn begin(&self) -> u64 {
+        self.first.wrapping_add(self.given_back() as u64)
+    }
+
     /// Number of the record behind its last.
     pub fn end(&self) -> u64 {
         self.first.wrapping_add(self.slots.len() as u64)
@@ -55,6 +72,22 @@ impl Page {
 
 /// Pages of one writer by the number of their first record.
 pub(super) type Pages = BTreeMap<u64, Page>;
+
+/// How many records are missing between two pages that follow each other, and were not dropped.
+pub(super) fn missing_between(before: &Page, next: &Page) -> u64 {
+    let dropped = next.lost_total.saturating_sub(before.lost_total);
+    next.begin().saturating_sub(before.end()).saturating_sub(dropped)
+}
+
+/// Keeps the latest pages that follow each other: what stood between them and those before, a drain has
+/// taken while it was copied, and those before as well.
+pub(super) fn keep_latest(pages: &mut Pages) {
+    let mut pairs = pages.values().zip(pages.values().skip(1));
+    let behind = pairs.rfind(|(before, next)| missing_between(before, next) > 0);
+    if let Some(first) = behind.map(|(_, next)| next.first) {
+        *pages = pages.split_off(&first);
+    }
+}
 
 /// Copies what the ring holds of `process`.
 pub(super) fn pages_of(
@@ -91,19 +124,26 @@ fn copy_page(
     process: ProcessId,
 ) -> Result<Option<(WriterKey, Page)>, RingError> {
     let offset = ring.layout().page_offset(index);
+    let mut found = None;
     for _ in 0..TRIES {
         let before = ring.read(offset, PAGE_HEADER_BYTES)?;
-        let Some(writer) = writer_of(&before, process) else { return Ok(None) };
+        let Some(writer) = writer_of(&before, process) else { return Ok(found) };
         let copy = ring.read(offset, ring.layout().page_bytes as usize)?;
         let after = ring.read(offset, PAGE_HEADER_BYTES)?;
         let is_same = [&copy, &after].iter().all(|other| {
             writer_of(other, process) == Some(writer) && identity(other) == identity(&before)
         });
         if let (true, Some(body)) = (is_same, copy.0.get(PAGE_HEADER_BYTES..)) {
-            return Ok(Some((writer, Page::parse(&after, body))));
+            let page = Page::parse(&after, body);
+            // Most slots that seem to be passed over were stored behind the look at them.
+            let is_whole = page.holes() == 0;
+            found = Some((writer, page));
+            if is_whole {
+                break;
+            }
         }
     }
-    Ok(None)
+    Ok(found)
 }
 
 fn identity(header: &Bytes) -> (u64, u64) {
@@ -118,20 +158,4 @@ fn writer_of(header: &Bytes, process: ProcessId) -> Option<WriterKey> {
         start: header.u64(offset_of!(PageHeader, start)),
     };
     (owner == process).then(|| WriterKey { tid: header.u32(offset_of!(PageHeader, tid)), slot })
-}
-
-/// What the writer in this slot dropped and its records do not tell; 0 where it is another's by now.
-pub(super) fn untold(ring: &RingFile, key: WriterKey) -> Result<u64, RingError> {
-    if key.slot >= u64::from(ring.layout().slot_count) {
-        return Ok(0);
-    }
-    let offset = RING_WRITERS_OFFSET as u64 + key.slot * RING_WRITER_BYTES as u64;
-    let writer = ring.read(offset, RING_WRITER_BYTES)?;
-    if writer.u32(offset_of!(RingWriter, tid)) != key.tid {
-        return Ok(0);
-    }
-    let counts = offset_of!(RingWriter, dropped);
-    let causes = (0..callsight_format::RING_CAUSES).map(|cause| writer.u64(counts + 8 * cause));
-    let dropped = causes.fold(0, u64::saturating_add);
-    Ok(dropped.saturating_sub(writer.u64(offset_of!(RingWriter, told))))
 }

@@ -47,6 +47,11 @@ impl ProcessId {
         fs::read_link(format!("/proc/{}/exe", self.pid)).ok()
     }
 
+    /// Whether it has this thread.
+    pub(super) fn has_thread(self, tid: u32) -> bool {
+        fs::symlink_metadata(format!("/proc/{}/task/{tid}", self.pid)).is_ok()
+    }
+
     /// The process that started it; 0 where that is not known.
     pub(super) fn parent(self) -> u32 {
         Stat::read(self.pid).map_or(0, |stat| stat.parent)

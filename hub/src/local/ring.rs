@@ -86,6 +86,10 @@ pub struct RingFile {
 pub(super) struct Bytes(pub Vec<u8>);
 
 impl Bytes {
+    pub fn u16(&self, at: usize) -> u16 {
+        self.0.get(at..at + 2).map_or(0, |bytes| u16::from_ne_bytes([bytes[0], bytes[1]]))
+    }
+
     pub fn u32(&self, at: usize) -> u32 {
         ByteOrder::NATIVE.u32(&self.0, at).unwrap_or(0)
     }
@@ -207,12 +211,15 @@ impl RingFile {
 
     /// Pids of processes beside this one that have it mapped, whatever they do with it.
     pub fn mapped_by(&self) -> Vec<u32> {
-        let device = (major(self.device), minor(self.device));
-        let maps = |pid: &u32| {
-            maps_of(*pid)
-                .is_ok_and(|maps| maps.iter().any(|m| m.inode == self.inode && m.device == device))
-        };
+        let maps = |pid: &u32| self.is_mapped_by(*pid) == Some(true);
         other_pids().into_iter().filter(maps).collect()
+    }
+
+    /// Whether this process has it mapped; `None` where that may not be known.
+    pub(super) fn is_mapped_by(&self, pid: u32) -> Option<bool> {
+        let device = (major(self.device), minor(self.device));
+        let maps = maps_of(pid).ok()?;
+        Some(maps.iter().any(|mapped| mapped.inode == self.inode && mapped.device == device))
     }
 
     /// Takes the lock that a drain holds while it reads the ring, until this value is dropped;

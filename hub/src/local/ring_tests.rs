@@ -9,9 +9,12 @@ use callsight_format::{
     RingWriter,
 };
 
-use super::super::pages::{WriterKey, pages_of};
+use super::super::counts::Counts;
+use super::super::image::Amounts;
+use super::super::pages::{WriterKey, keep_latest, pages_of};
 use super::super::process::ProcessId;
-use super::super::state::{RingCommand, RingState};
+use super::super::snapshot::Look;
+use super::super::state::{Member, RingCommand, RingState};
 use super::*;
 
 /// A ring in a folder of its own.
@@ -236,6 +239,13 @@ fn pages_are_copied_by_writer_in_the_order_of_their_numbers() {
     let numbers: Vec<_> = pages.values().map(|page| (page.first, page.end())).collect();
     assert_eq!(numbers, [(0, 29), (29, 34)]);
     assert_eq!(pages[&29].slots.iter().flatten().count(), 2);
+    // The next one that is there begins at 40.
+    made.page(3, process, 40, &[KIND_ENTER; 3]);
+    made.page(4, process, 43, &[KIND_EXIT]);
+    let mut writers = pages_of(&made.open().expect("a ring"), process).expect("its pages");
+    let pages = writers.get_mut(&WriterKey { tid: 77, slot: 0 }).expect("its pages");
+    keep_latest(pages);
+    assert_eq!(pages.keys().collect::<Vec<_>>(), [&40, &43]);
 }
 
 #[test]
@@ -247,9 +257,50 @@ fn an_owner_of_a_page_that_there_is_not_is_nobodys() {
         made.put64(at, owner);
         let ring = made.open().expect("a ring");
         ring.state().expect("its state");
-        for (writer, _) in pages_of(&ring, DEAD).expect("its pages") {
-            let untold = super::super::pages::untold(&ring, writer).expect("its losses");
-            assert_eq!(untold, 0);
-        }
+        let member = Member { id: DEAD, is_attached: true, is_alive: Some(false) };
+        assert_eq!(Look::at(&ring, member).expect("its pages").image().amounts().untold, 0);
     }
+}
+
+impl Made {
+    /// A slot of this process, that dropped so many events for want of room.
+    fn writer(&mut self, slot: usize, process: ProcessId, tid: u32, full: u64) {
+        let at = RING_WRITERS_OFFSET + slot * size_of::<RingWriter>();
+        self.put32(at + offset_of!(RingWriter, pid), process.pid);
+        self.put32(at + offset_of!(RingWriter, tid), tid);
+        self.put64(at + offset_of!(RingWriter, start), process.start);
+        self.put64(at + offset_of!(RingWriter, dropped) + 8 * Cause::Full as usize, full);
+    }
+
+    fn control64(&mut self, at: usize, value: u64) {
+        self.put64(RING_CONTROL_OFFSET + at, value);
+    }
+
+    fn amounts(&self, process: ProcessId) -> Amounts {
+        let is_alive = Some(process != DEAD);
+        let member = Member { id: process, is_attached: true, is_alive };
+        Look::at(&self.open().expect("a ring"), member).expect("its pages").image().amounts()
+    }
+}
+
+#[test]
+fn what_a_ring_counts_of_a_process_its_snapshot_tells() {
+    let mut made = Made::new();
+    made.page(3, DEAD, 0, &[KIND_ENTER, 255, KIND_EXIT]);
+    // Whose thread was another when the page was filled; one without a page; and another process's.
+    made.writer(0, DEAD, 78, 4);
+    made.writer(2, DEAD, 79, 10);
+    let me = ProcessId::now(std::process::id()).expect("this process");
+    made.writer(3, me, 80, 100);
+    made.control64(offset_of!(RingControl, no_slot), 1000);
+    made.control64(offset_of!(RingControl, retired_dropped), 20000);
+    made.control64(offset_of!(RingControl, retired_emitted), 20001);
+    let amounts = made.amounts(DEAD);
+    assert_eq!((amounts.untold, amounts.of_nobody, amounts.left_out), (21014, 21000, 1));
+    assert_eq!(made.state().dropped_events(), amounts.untold + 100);
+    // What is retired in the life of a process is of others.
+    made.attach(0, me);
+    let ring = made.open().expect("a ring");
+    let counts = Counts::read(&ring).expect("its counts");
+    assert_eq!([true, false].map(|is_alive| counts.of_nobody(is_alive).sum()), [1000, 21000]);
 }

@@ -3,22 +3,22 @@
 //! The capture is of version 2, one file: the records of each thread in its own order. What a drain
 //! has taken before is not in it, and counted; so is what was on its way while it was copied.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use callsight_format::{
-    ByteOrder, Cause, Event, FLAG_WRAPPED, FileHeader, KIND_ENTER, KIND_EXIT, KIND_MARKER,
-    LossNote, NOTE_LOSS, NOTE_MODULE, NOTE_PROCESS, NOTE_STOP, NotePiece, PROCESS_AGAIN,
-    ProcessNote, RING_VERSION, StopReason, note_records, note_words,
-};
+use callsight_format::{RING_VERSION, StopReason};
 
+use super::counts::{Counts, WriterCount};
+use super::image::{Amounts, Image, Untold};
 use super::modules::{Module, modules_of};
-use super::pages::{Page, Pages, WriterKey, pages_of, untold};
-use super::process::ProcessId;
+use super::own_notes::{OwnNotes, Program, is_of};
+use super::pages::{Page, Pages, WriterKey, keep_latest, pages_of};
 use super::ring::{RingError, RingFile};
 use super::rings::{Found, rings_here};
+use super::state::{Member, RingCommand};
+use crate::losses::Losses;
 use crate::stream::in_one_line;
 
 /// Why there is no snapshot.
@@ -61,23 +61,15 @@ pub enum SnapshotError {
     Look(io::Error),
 }
 
-/// What a snapshot has, and what not.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A snapshot that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Name of the ring.
     pub ring: String,
     /// The capture.
     pub file: PathBuf,
-    /// Threads in it.
-    pub threads: usize,
-    /// Enters and exits in it.
-    pub events: u64,
-    /// Threads of which a drain has taken the beginning.
-    pub beheaded: usize,
-    /// Records that were left out: not whole yet, or taken away while they were copied.
-    pub left_out: u64,
-    /// Events that the process dropped and its records do not tell of yet.
-    pub untold: u64,
+    /// What it has, and what not.
+    pub amounts: Amounts,
 }
 
 /// Writes what the ring of process `pid` holds of it into a new file in `directory`.
@@ -85,159 +77,177 @@ pub struct Snapshot {
 /// # Errors
 /// Why it could not be done.
 pub fn snapshot(pid: u32, directory: &Path) -> Result<Snapshot, SnapshotError> {
-    let (ring, process) = ring_of(pid)?;
-    // Of a process that is gone the ring may still have its own notes.
-    let modules = if process.is_alive() { modules_of(pid).unwrap_or_default() } else { Vec::new() };
-    let modules = modules.iter().map(Module::note).collect();
-    let mut image = Image { process, modules, ..Image::default() };
-    let writers = pages_of(&ring, process)?;
-    image.start_ts = writers.values().filter_map(first_ts).min().unwrap_or(1);
-    for (writer, pages) in &writers {
-        let untold = untold(&ring, *writer)?;
-        image.add_writer(*writer, pages, untold);
-    }
-    if let Some(last) = image.threads.last().copied().filter(|_| process.is_alive()) {
-        image.note(NOTE_STOP, &(StopReason::GoesOn as u32).to_le_bytes(), last);
-    }
-    if image.counts.events == 0 {
+    let (ring, member) = ring_of(pid)?;
+    let image = Look::at(&ring, member)?.image();
+    let amounts = image.amounts();
+    if (amounts.events, amounts.untold) == (0, 0) {
         return Err(SnapshotError::Empty { pid, ring: ring.name() });
     }
     let file = directory.join(format!("trace.{pid}.{pid}.0.bin"));
     image
-        .write(&ring, &file)
+        .write(ring.origin(), &file)
         .map_err(|error| SnapshotError::Write { path: file.clone(), error })?;
-    Ok(Snapshot { ring: ring.name(), file, threads: image.threads.len(), ..image.counts })
+    Ok(Snapshot { ring: ring.name(), file, amounts })
 }
 
-/// The ring that names a process of this pid: the one that runs, if there is a choice.
-fn ring_of(pid: u32) -> Result<(RingFile, ProcessId), SnapshotError> {
-    let mut found = None;
+/// The ring that names a process of this pid. If there is a choice: the one of the process that runs,
+/// that it has mapped; others are of what it ran before an exec.
+fn ring_of(pid: u32) -> Result<(RingFile, Member), SnapshotError> {
+    let mut best: Option<(_, RingFile, Member)> = None;
     for ring in rings_here().map_err(SnapshotError::Look)? {
         let Found::Ring(ring) = ring else { continue };
         if ring.version() != RING_VERSION || ring.is_foreign() {
             continue;
         }
-        for member in ring.processes()? {
-            if member.id.pid == pid && (member.is_alive == Some(true) || found.is_none()) {
-                found = Some((RingFile::open_path(ring.path())?, member.id));
+        for member in ring.processes()?.into_iter().filter(|member| member.id.pid == pid) {
+            let is_alive = member.is_alive == Some(true);
+            let rank = (is_alive, is_alive && is_in(&ring, pid), member.is_attached);
+            if best.as_ref().is_none_or(|(most, ..)| *most < rank) {
+                best = Some((rank, RingFile::open_path(ring.path())?, member));
             }
         }
     }
-    found.ok_or(SnapshotError::NoRing { pid })
+    best.map(|(_, ring, member)| (ring, member)).ok_or(SnapshotError::NoRing { pid })
 }
 
-/// Whether a page begins as that of a new thread does: by saying of which process it is.
-fn begins_life(page: &Page) -> bool {
-    let first = page.slots.first().and_then(Option::as_ref).and_then(NotePiece::of);
-    first.is_some_and(|piece| (piece.code, piece.index) == (NOTE_PROCESS, 0))
+/// Whether a process that lives has the ring, as far as that may be known: not any more once it runs
+/// something else.
+fn is_in(ring: &RingFile, pid: u32) -> bool {
+    ring.is_mapped_by(pid) != Some(false)
 }
 
-fn first_ts(pages: &Pages) -> Option<u64> {
-    pages.values().flat_map(|page| &page.slots).flatten().map(|event| event.ts).next()
+/// What there is of a process, at a moment.
+pub(super) struct Look {
+    member: Member,
+    /// It lives, and uses the ring.
+    is_here: bool,
+    is_paused: bool,
+    threads: BTreeMap<WriterKey, (Pages, OwnNotes)>,
+    writers: Vec<WriterCount>,
+    of_nobody: Losses,
 }
 
-/// A capture in the making.
-#[derive(Default)]
-struct Image {
-    process: ProcessId,
-    /// Notes of its modules, until they are told.
-    modules: Vec<Vec<u8>>,
-    start_ts: u64,
-    threads: BTreeSet<u32>,
-    bytes: Vec<u8>,
-    counts: Snapshot,
-    /// Time of the last record.
-    last_ts: u64,
-}
-
-impl Image {
-    fn add_writer(&mut self, writer: WriterKey, pages: &Pages, untold: u64) {
-        self.last_ts = self.start_ts;
-        // Of a thread id that was used again, the second life ends the first.
-        let again = if self.threads.insert(writer.tid) { PROCESS_AGAIN } else { 0 };
-        self.note_process(writer.tid, again);
-        for module in std::mem::take(&mut self.modules) {
-            self.note(NOTE_MODULE, &module, writer.tid);
-        }
-        let mut next = None;
-        for page in pages.values() {
-            // What a drain gives back it empties from the front.
-            let given_back = page.slots.iter().take_while(|slot| slot.is_none()).count();
-            let begin = page.first.wrapping_add(given_back as u64);
-            match next {
-                None => self.counts.beheaded += usize::from(!begins_life(page)),
-                Some((end, lost)) => {
-                    let told = page.lost_total.saturating_sub(lost);
-                    self.note_gap(begin.saturating_sub(end).saturating_sub(told), writer.tid);
-                }
+impl Look {
+    pub fn at(ring: &RingFile, member: Member) -> Result<Look, SnapshotError> {
+        let process = member.id;
+        let is_here = process.is_alive() && is_in(ring, process.pid);
+        let pages = pages_of(ring, process)?;
+        // Behind the pages: what those tell is counted by now.
+        let counts = Counts::read(ring)?;
+        let of_nobody = counts.of_nobody(is_here);
+        let is_paused = ring.command()? == Some(RingCommand::Pause);
+        let is_ours = |writer: &WriterCount| writer.process == process;
+        let writers = counts.writers.into_iter().filter(is_ours).collect();
+        // Else a slot that was passed over was never stored.
+        let is_drained = is_here && ring.taken_bytes() > 0;
+        let threads = pages.into_iter().map(|(writer, mut pages)| {
+            if is_drained {
+                keep_latest(&mut pages);
             }
-            for slot in &page.slots[given_back..] {
-                match slot {
-                    Some(event) => self.push(&Event { tid: writer.tid, ..*event }),
-                    None => self.counts.left_out += 1,
-                }
+            let notes = OwnNotes::of(pages.values());
+            (writer, (pages, notes))
+        });
+        Ok(Look { member, is_here, is_paused, threads: threads.collect(), writers, of_nobody })
+    }
+
+    /// The capture of it.
+    pub fn image(&self) -> Image {
+        let process = self.member.id;
+        let mut image = Image::of(process, self.start_ts(), !self.is_here);
+        // Of a process that is gone the ring may still have its own notes.
+        let modules = if self.is_here { modules_of(process.pid) } else { Ok(Vec::new()) };
+        let modules: Vec<_> = modules.unwrap_or_default().iter().map(Module::note).collect();
+        let program = self.program_now();
+        image.begin(&program, &modules);
+        let untold = self.untold();
+        for (writer, (pages, notes)) in &self.threads {
+            let own = notes.program.as_ref().map_or(&program, |(_, program)| program);
+            image.add_thread(
+                writer.tid,
+                own,
+                pages,
+                untold.get(writer).unwrap_or(&Untold::default()),
+            );
+        }
+        for writer in &self.writers {
+            if self.threads_of(writer.slot).next().is_none() {
+                image.add_untold(writer.tid, &writer.dropped);
             }
-            next = Some((page.end(), page.lost_total));
+            if writer.owes_pause || self.is_paused_now(writer.tid) {
+                image.pause(writer.tid);
+            }
         }
-        if untold > 0 {
-            self.counts.untold += untold;
-            self.note_loss(Cause::Full, untold, writer.tid);
+        image.add_untold_of_nobody(&self.of_nobody);
+        if self.is_here {
+            image.end(StopReason::GoesOn);
+        } else if !self.member.is_attached && !self.has_end() && !self.threads.is_empty() {
+            image.end(StopReason::End);
         }
+        image
     }
 
-    fn push(&mut self, event: &Event) {
-        self.last_ts = event.ts;
-        self.counts.events += u64::from(matches!(event.kind, KIND_ENTER | KIND_EXIT));
-        self.bytes.extend_from_slice(&event.to_bytes(ByteOrder::NATIVE));
+    fn start_ts(&self) -> u64 {
+        let pages = self.threads.values().flat_map(|(pages, _)| pages.values());
+        pages.filter_map(|page| page.records().next()).map(|event| event.ts).min().unwrap_or(1)
     }
 
-    fn note_process(&mut self, tid: u32, flags: u32) {
-        let ProcessId { pid, start } = self.process;
-        let exe = self.process.is_alive().then(|| self.process.executable()).flatten();
-        let exe = exe.unwrap_or_default();
-        let parent_pid = self.process.parent();
-        let note = ProcessNote { pid, parent_pid, start, flags, exe: &[] };
-        let bytes = [&note.head()[..], exe.as_os_str().as_encoded_bytes()].concat();
-        self.note(NOTE_PROCESS, &bytes, tid);
+    fn has_end(&self) -> bool {
+        self.threads.values().any(|(_, notes)| notes.has_end)
     }
 
-    fn note_gap(&mut self, records: u64, tid: u32) {
-        if records > 0 {
-            self.counts.left_out += records;
-            self.note_loss(Cause::Unacked, records, tid);
-        }
-    }
-
-    fn note_loss(&mut self, cause: Cause, events: u64, tid: u32) {
-        let note = LossNote { cause: cause as u32, events, first: 0, last: 0 };
-        self.note(NOTE_LOSS, &note.to_bytes(), tid);
-    }
-
-    fn note(&mut self, code: u64, note: &[u8], tid: u32) {
-        let length = (note.len() as u16).to_le_bytes();
-        let byte = |at: usize| length.iter().chain(note).nth(at).copied().unwrap_or(0);
-        for index in 0..note_records(note.len()) {
-            let (func, call_site) = note_words(code, index, byte);
-            let (ts, kind, frame) = (self.last_ts, KIND_MARKER, [0; 3]);
-            self.push(&Event { ts, func, call_site, tid, kind, frame });
-        }
-    }
-
-    /// Writes the file, or leaves none.
-    fn write(&self, ring: &RingFile, path: &Path) -> io::Result<()> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        let mut header = FileHeader::new(ring.origin(), self.process.pid, 0);
-        if self.counts.beheaded > 0 {
-            header.flags |= FLAG_WRAPPED;
-        }
-        let mut file = File::create_new(path)?;
-        let written = file
-            .write_all(&header.to_bytes(ByteOrder::NATIVE))
-            .and_then(|()| file.write_all(&self.bytes));
-        written.inspect_err(|_| {
-            let _ = fs::remove_file(path);
+    /// What it runs: as its own notes have it, so that it is one and the same with theirs. Those of what
+    /// ran before an exec are older.
+    fn program_now(&self) -> Program {
+        let notes = self.threads.values().filter_map(|(_, notes)| notes.program.as_ref());
+        let mut noted: Vec<_> = notes.collect();
+        noted.sort();
+        let mut noted = noted.into_iter().rev().map(|(_, program)| program);
+        let process = self.member.id;
+        let Some(shown) = self.is_here.then(|| process.executable()).flatten() else {
+            return noted.next().cloned().unwrap_or_default();
+        };
+        let same = noted.find(|program| is_of(&program.exe, shown.as_os_str()));
+        same.cloned().unwrap_or_else(|| Program {
+            exe: shown.as_os_str().as_bytes().to_vec(),
+            parent_pid: process.parent(),
+            is_forked: false,
         })
     }
+
+    /// Whether a thread is in a pause: whatever it calls is not here. Of one that was killed in it that is
+    /// the last word.
+    fn is_paused_now(&self, tid: u32) -> bool {
+        let is_told = !self.is_here && (self.has_end() || !self.member.is_attached);
+        let has_ended = self.is_here && !self.member.id.has_thread(tid);
+        self.is_paused && !is_told && !has_ended
+    }
+
+    fn threads_of(&self, slot: u64) -> impl Iterator<Item = (&WriterKey, &(Pages, OwnNotes))> {
+        self.threads.iter().filter(move |(writer, _)| writer.slot == slot)
+    }
+
+    /// What each slot counts beyond what the pages here tell: of threads that have some.
+    fn untold(&self) -> BTreeMap<WriterKey, Untold> {
+        let mut untold: BTreeMap<WriterKey, Untold> = BTreeMap::new();
+        for WriterCount { slot, dropped, .. } in &self.writers {
+            let told = self.threads_of(*slot).map(|(_, (_, notes))| &notes.losses);
+            let told = told.fold(Losses::default(), Losses::plus);
+            let rest = dropped.beyond(&told).up_to(dropped.sum().saturating_sub(told.sum()));
+            let first_number = |(_, (pages, _)): &(&WriterKey, &(Pages, OwnNotes))| {
+                pages.first_key_value().map_or(0, |(number, _)| *number)
+            };
+            let first = self.threads_of(*slot).min_by_key(first_number);
+            let last = self.threads_of(*slot).max_by_key(first_number);
+            let (Some((first, (pages, _))), Some((last, _))) = (first, last) else { continue };
+            let before = rest.up_to(pages.values().next().map_or(0, lost_before));
+            untold.entry(*first).or_default().before = before;
+            untold.entry(*last).or_default().since = rest.beyond(&before);
+        }
+        untold
+    }
+}
+
+/// What its writer had dropped before a page, and does not tell at the head of it.
+fn lost_before(page: &Page) -> u64 {
+    page.lost_total.saturating_sub(OwnNotes::of([page]).losses.sum())
 }

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use callsight_format::{
     COMMAND_CLOSED, COMMAND_PAUSE, COMMAND_RECORD, COMMAND_STOP, Cause, EVENT_BYTES, KIND_ENTER,
     KIND_EXIT, PAGE_HEADER_BYTES, PAGE_RETIRED, PROCESS_ATTACHED, PROCESS_FREE, PageHeader,
-    RING_CAUSES, RING_CONTROL_OFFSET, RING_HEADER_BYTES, RING_PROCESS_BYTES, RING_PROCESSES,
-    RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM, RING_WRITER_BYTES,
-    RING_WRITERS_OFFSET, RingControl, RingHeader, RingProcess, RingWriter,
+    RING_CONTROL_OFFSET, RING_HEADER_BYTES, RING_PROCESS_BYTES, RING_PROCESSES,
+    RING_PROCESSES_OFFSET, RING_VERSION, RING_VERSION_STREAM, RingControl, RingHeader, RingProcess,
 };
 
+use super::counts::Counts;
 use super::process::ProcessId;
 use super::ring::{Bytes, RingError, RingFile, stored};
 
@@ -111,6 +111,12 @@ impl RingFile {
         }
     }
 
+    /// What it tells its programs to do now; `None` in version 2, and for what is no command.
+    pub(super) fn command(&self) -> Result<Option<RingCommand>, RingError> {
+        let word = self.read((RING_CONTROL_OFFSET + offset_of!(RingControl, command)) as u64, 4)?;
+        Ok(RingCommand::from_number(word.u32(0)).filter(|_| self.version() == RING_VERSION))
+    }
+
     /// Looks at all of it.
     ///
     /// # Errors
@@ -157,7 +163,7 @@ impl RingFile {
             drain: (drain.pid != 0).then(|| self.member(drain, true)),
             used_bytes: used_pages * u64::from(self.layout().page_bytes),
             held_events,
-            dropped: dropped(&start, self.layout().slot_count),
+            dropped: Counts::of(&start, self.layout().slot_count).dropped().iter().collect(),
         })
     }
 
@@ -166,9 +172,9 @@ impl RingFile {
         let mut all: Vec<_> =
             listed(start).map(|(id, state)| self.member(id, state == PROCESS_ATTACHED)).collect();
         let mut known: BTreeSet<_> = all.iter().map(|member| member.id).collect();
-        for id in writers(start, self.layout().slot_count) {
-            if known.insert(id) {
-                all.push(self.member(id, true));
+        for writer in Counts::of(start, self.layout().slot_count).writers {
+            if known.insert(writer.process) {
+                all.push(self.member(writer.process, true));
             }
         }
         all
@@ -237,32 +243,4 @@ fn listed(start: &Bytes) -> impl Iterator<Item = (ProcessId, u32)> + '_ {
         let id = ProcessId { pid, start: start.u64(at + offset_of!(RingProcess, start)) };
         (state != PROCESS_FREE).then_some((id, state))
     })
-}
-
-/// Whose the used writer slots are.
-fn writers(start: &Bytes, slot_count: u32) -> impl Iterator<Item = ProcessId> + '_ {
-    (0..slot_count as usize).filter_map(|slot| {
-        let at = RING_WRITERS_OFFSET + slot * RING_WRITER_BYTES;
-        let pid = start.u32(at + offset_of!(RingWriter, pid));
-        let start = start.u64(at + offset_of!(RingWriter, start));
-        (pid != 0).then_some(ProcessId { pid, start })
-    })
-}
-
-/// What all writers dropped, those that have ended too.
-fn dropped(start: &Bytes, slot_count: u32) -> BTreeMap<Cause, u64> {
-    let control = |at: usize| start.u64(RING_CONTROL_OFFSET + at);
-    let mut sums = BTreeMap::from([(Cause::NoSlot, control(offset_of!(RingControl, no_slot)))]);
-    for cause in Cause::all().into_iter().take(RING_CAUSES) {
-        let retired = control(offset_of!(RingControl, retired_dropped) + 8 * cause as usize);
-        let slots = (0..slot_count as usize).map(|slot| {
-            let at = RING_WRITERS_OFFSET + slot * RING_WRITER_BYTES;
-            start.u64(at + offset_of!(RingWriter, dropped) + 8 * cause as usize)
-        });
-        let sum = slots.fold(retired, u64::saturating_add);
-        let total = sums.entry(cause).or_default();
-        *total = total.saturating_add(sum);
-    }
-    sums.retain(|_, events| *events > 0);
-    sums
 }

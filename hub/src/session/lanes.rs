@@ -3,6 +3,7 @@
 //! At any moment, for every lane: events offered = delivered + dropped by the sink + dropped here
 //! + in the queue + in the sink's hands.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -162,20 +163,20 @@ impl Lanes {
     /// with already.
     pub fn start(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, done: u64) -> Lanes {
         let (offered_number, done_number) = (done, done);
-        let names: Vec<_> = sinks.iter().map(|sink| guarded(|| Ok(sink.name()))).collect();
-        let lane = |(at, name): (usize, &Result<String, String>)| {
-            let name = name.clone().unwrap_or_else(|_| format!("sink {}", at + 1));
+        // What it is called until it says so.
+        let lane = |at| {
+            let name = format!("sink {}", at + 1);
             Lane { name, offered_number, done_number, ..Lane::default() }
         };
         let shared = Arc::new(Shared {
-            lanes: Mutex::new(names.iter().enumerate().map(lane).collect()),
+            lanes: Mutex::new((0..sinks.len()).map(lane).collect()),
             work: Condvar::new(),
             progress: Condvar::new(),
         });
-        for (at, (sink, named)) in sinks.into_iter().zip(names).enumerate() {
+        for (at, sink) in sinks.into_iter().enumerate() {
             let (meta, lane) = (meta.clone(), Arc::clone(&shared));
             let name = format!("sink {} {at}", meta.id);
-            let work = move || lane.run(at, sink, &meta, named.err());
+            let work = move || lane.run(at, sink, &meta);
             if let Err(error) = thread::Builder::new().name(name).spawn(work) {
                 shared.lock()[at].die(format!("no thread for it ({error})"));
             }
@@ -290,18 +291,9 @@ impl Shared {
         self.progress.notify_all();
     }
 
-    /// The life of a sink; there is none where it could not be asked for its name.
-    fn run(
-        &self,
-        at: usize,
-        mut sink: Box<dyn Sink>,
-        meta: &SessionMeta,
-        nameless: Option<String>,
-    ) {
-        let ended = match nameless {
-            Some(why) => Err(format!("does not say its name ({why})")),
-            None => self.serve(at, &mut *sink, meta),
-        };
+    /// The life of a sink.
+    fn run(&self, at: usize, mut sink: Box<dyn Sink>, meta: &SessionMeta) {
+        let ended = self.serve(at, &mut *sink, meta);
         let dropped = guarded(|| {
             drop(sink);
             Ok(())
@@ -321,6 +313,9 @@ impl Shared {
     }
 
     fn serve(&self, at: usize, sink: &mut dyn Sink, meta: &SessionMeta) -> Result<(), String> {
+        let name = guarded(|| Ok(sink.name()));
+        let name = name.map_err(|why| format!("does not say its name ({why})"))?;
+        self.change(at, |lane| lane.name = name);
         guarded(|| sink.init(meta)).map_err(|why| format!("cannot be begun ({why})"))?;
         loop {
             match self.next(at) {
@@ -372,14 +367,24 @@ impl Shared {
     }
 }
 
-/// Runs what a sink does; a panic is an error of that sink.
+/// Runs what a sink does; a panic is an error of that sink. So is one of what it failed with, which
+/// is its own, too: it is made a text and given up in here.
 fn guarded<T>(act: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
+    let act = || act().map_err(|error| error.to_string());
     match catch_unwind(AssertUnwindSafe(act)) {
-        Ok(done) => done.map_err(|error| error.to_string()),
+        Ok(done) => done,
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            give_up(panic);
             Err(format!("it panicked: {}", text.unwrap_or_default()))
         }
+    }
+}
+
+/// Drops what somebody has panicked with. Where that panics again, nothing it panics with is touched.
+pub(crate) fn give_up(panic: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(again);
     }
 }

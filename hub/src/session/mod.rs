@@ -23,7 +23,8 @@ use crate::{Amount, Content, Dropped, Ending, LossWatch, Losses, SessionMeta, Si
 pub(crate) use books::Books;
 use books::RingId;
 use lanes::Lanes;
-use numbers::Numbers;
+pub(crate) use lanes::give_up;
+pub(crate) use numbers::Numbers;
 use tally::OfRing;
 pub(crate) use tally::counted;
 pub use tally::{SinkTally, Tally};

@@ -37,7 +37,7 @@ impl Writer {
 
 /// Follows the writers of a stream.
 #[derive(Default)]
-pub(super) struct Numbers {
+pub(crate) struct Numbers {
     /// Those of one name, one after the other: a thread id is used again, and a program that replaces
     /// itself (`exec`) keeps its own.
     writers: HashMap<(u32, u64, u32), Vec<Writer>>,

@@ -24,6 +24,11 @@ impl StreamId {
     pub fn parse(bytes: &[u8]) -> Option<StreamId> {
         bytes.try_into().ok().map(StreamId)
     }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 impl std::fmt::Display for StreamId {

@@ -78,8 +78,16 @@ pub const MARK_NO_SPACE: u64 = 2;
 pub const MARK_WRITE_ERROR: u64 = 3;
 /// Marker (2): the event limit was reached. Payload: the limit in events.
 pub const MARK_MAX_EVENTS: u64 = 4;
-/// Marker (2): a segment was rotated away. Payload: events lost with it.
+/// Marker (2): a segment was rotated away. Payload: events lost with it, and with those before it that its
+/// own markers tell. `frame` is [`wrap_frame`] of its number, 0 where that is not told. The marker stands
+/// before the file is removed: where the file of that number is there, nothing of it was lost.
 pub const MARK_WRAP: u64 = 5;
+
+/// What [`Event::frame_units`] of a [`MARK_WRAP`] is for the segment of this number; never 0.
+pub fn wrap_frame(number: u32) -> u32 {
+    number % 0xff_ffff + 1
+}
+
 /// Marker (2): a clock anchor. `ts` is in ticks, the payload is `CLOCK_MONOTONIC` in ns at that
 /// instant. The closing one is the last record of a file; any number may stand before it.
 pub const MARK_CLOCK: u64 = 6;

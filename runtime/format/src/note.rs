@@ -42,7 +42,7 @@ pub const NOTE_PADDING: u64 = 262;
 pub const NOTE_SEGMENT: u64 = 263;
 /// Bytes of a [`NOTE_SEGMENT`].
 pub const SEGMENT_NOTE_BYTES: usize = 8;
-/// Note: recording was paused before this place, and calls that the writer made meanwhile are not in
+/// Note: recording is paused here, or was before this place: calls that the writer made then are not in
 /// the data, which is no loss. May come twice for one pause. No bytes.
 pub const NOTE_PAUSE: u64 = 264;
 

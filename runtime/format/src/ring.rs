@@ -36,7 +36,8 @@
 //! [`PageHeader::first`] is the number of the first record of a page, so a reader finds a loss by
 //! arithmetic. What a writer dropped it also tells in the data, by a loss note at the head of its
 //! next page ([`crate::NOTE_LOSS`]), and adds to `told`; what is not yet told when it ends
-//! (`dropped` minus `told`) the drain tells in its place.
+//! (`dropped` minus `told`) the drain tells in its place; likewise that it has left out calls in a pause
+//! (`pause_untold`).
 //!
 //! **Attaching.** Under `lock` (the owner's pid; free is 0; bounded, yielding, taken over when
 //! the owner is dead) a process takes a [`RingProcess`] entry and adds 1 to `writers`; the process
@@ -55,7 +56,8 @@
 //!
 //! `capacity` bytes behind the 96-byte header are one byte stream of whole events: byte `n` of the
 //! stream stands at `n % capacity`. A writer takes `lock` (0 free, test-and-set, bounded and
-//! yielding), copies what fits of its batch to `head`, adds the rest to `dropped`, and unlocks.
+//! yielding), copies what fits of its batch to `head`, adds the rest to `dropped`, and unlocks. Ours also
+//! tells what a thread lost by a loss note in front of its next event.
 
 use crate::RING_CAUSES;
 
@@ -105,8 +107,9 @@ pub struct RingHeader {
     pub dropped: u64,
     /// Bit set of `FLAG_*`.
     pub flags: u32,
-    /// 0.
-    pub pad: u32,
+    /// Version 2, by the drain: how many of those dropped the notes tell that it has taken out, so that the
+    /// next one does not; not more than fits. Version 3: 0.
+    pub told: u32,
     /// What to subtract from an address of the executable to get its address in the ELF file.
     pub load_bias: u64,
     /// Ticks a second; 0 when times are in ns.
@@ -233,7 +236,9 @@ pub struct RingWriter {
     /// plus one, or [`RING_CAUSES`] plus one for `stored`. What `retired_emitted` and the retired count
     /// of the cause come to stands in `untold_first` and `untold_last` then, so that a next drain can
     /// end the move.
-    pub moves: u32,
+    pub moves: u16,
+    /// 1 where its thread has left out calls in a pause and no note in the data tells that yet; else 0.
+    pub pause_untold: u16,
     /// Records stored in pages that it has left. With those dropped, how many it has emitted.
     pub stored: u64,
     /// Events dropped, by [`Cause`](crate::Cause).

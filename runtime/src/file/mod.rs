@@ -8,14 +8,13 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use callsight_format::{
-    Cause, EVENT_BYTES, FILE_HEADER_MAPPED_BYTES, FILE_WINDOW_BYTES, LossNote, MARK_CLOCK,
-    MARK_MAX_EVENTS, MARK_WRAP, StopReason,
+    Cause, EVENT_BYTES, FILE_WINDOW_BYTES, LossNote, MARK_CLOCK, MARK_MAX_EVENTS, StopReason,
 };
 
 mod segment;
 mod state;
 
-use segment::{NO_SEGMENT, count_events};
+use segment::{NO_SEGMENT, count_in_window, start_of_window};
 use state::{State, Stop};
 
 pub use state::{has_space, make_directories};
@@ -118,7 +117,7 @@ fn stop_cause() -> Cause {
     Cause::from_number(STOP_CAUSE.load(Relaxed)).unwrap_or(Cause::Io)
 }
 
-/// The next window for `thread`.
+/// The next window for `thread`, which is done with the one before. Callers have blocked signals.
 ///
 /// # Errors
 /// Why nothing more is stored.
@@ -136,22 +135,16 @@ pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
         lock.state().stop_after_cut(thread.tid());
         return Err(stopped());
     }
-    lock.state().next_window(thread.tid()).map_err(|stop| {
+    let window = lock.state().next_window(thread.tid()).map_err(|stop| {
         lock.state().stop(thread.tid(), &stop);
         stopped()
-    })
-}
-
-/// The thread has the window at `first`, and is done with the one before.
-#[inline(never)]
-pub fn opened(thread: &Thread, first: usize) {
+    })?;
+    // Whoever rotates segments away, under the same lock, looks which windows threads have.
     if let Some(slot) = slot_of(thread) {
-        let in_vain = leave_evicted(slot);
-        if in_vain > 0 {
-            Locked::take().state().stored_in_vain += in_vain;
-        }
-        slot.window.store(first & !(WINDOW_BYTES - 1), Release);
+        lock.state().stored_in_vain += leave_evicted(slot);
+        slot.window.store(window.first & !(WINDOW_BYTES - 1), Release);
     }
+    Ok(window)
 }
 
 /// How many events were stored into the slot's window after its segment was rotated away.
@@ -159,8 +152,7 @@ fn leave_evicted(slot: &Slot) -> u64 {
     match slot.evicted.swap(0, AcqRel) {
         0 => 0,
         counted => {
-            let window = slot.window.load(Acquire);
-            count_events(window, window + WINDOW_BYTES).saturating_sub(u64::from(counted) - 1)
+            count_in_window(slot.window.load(Acquire)).saturating_sub(u64::from(counted) - 1)
         }
     }
 }
@@ -296,7 +288,7 @@ fn close_segments(state: &mut State) -> Result<(), CutShort> {
         return Ok(());
     }
     if in_vain > 0 {
-        window::put_marker(end, tid, ticks, MARK_WRAP, in_vain);
+        window::put_wrap_marker(end, tid, ticks, None, in_vain);
         end += EVENT_BYTES;
     }
     notes::stop(StopReason::End, b"", &mut |func, site| {
@@ -324,18 +316,12 @@ fn close_segments(state: &mut State) -> Result<(), CutShort> {
 /// Behind the last event of a window.
 fn end_of_window(window: usize) -> usize {
     let mut end = window + WINDOW_BYTES;
-    let floor = window + if is_first_of_file(window) { FILE_HEADER_MAPPED_BYTES } else { 0 };
+    let floor = start_of_window(window);
     // SAFETY: the window is mapped and has blocks.
     while end > floor && unsafe { *((end - EVENT_BYTES) as *const u64) } == 0 {
         end -= EVENT_BYTES;
     }
     end
-}
-
-fn is_first_of_file(window: usize) -> bool {
-    // SAFETY: the window is mapped and has blocks.
-    let start = unsafe { *(window as *const u64) };
-    start == u64::from_ne_bytes(callsight_format::FILE_MAGIC)
 }
 
 /// Stores an event behind the closing anchor's place, and the anchor anew behind it.

@@ -1,9 +1,10 @@
 //! A segment: one file of the capture, and where it is mapped.
 
-use core::sync::atomic::Ordering::Acquire;
+use core::sync::atomic::Ordering::{Acquire, Release};
 
 use callsight_format::{
-    EVENT_BYTES, Event, FILE_HEADER_MAPPED_BYTES, KIND_ENTER, KIND_EXIT, KIND_MARKER, MARK_WRAP,
+    EVENT_BYTES, Event, FILE_HEADER_MAPPED_BYTES, FILE_MAGIC, KIND_ENTER, KIND_EXIT, KIND_MARKER,
+    MARK_WRAP,
 };
 
 use super::{LARGEST_STEP_BYTES, WINDOW_BYTES};
@@ -75,14 +76,52 @@ impl Segment {
         threads::slots().any(|slot| self.holds(slot.window.load(Acquire)))
     }
 
-    /// Enters and exits in it, and those that its own markers say went before.
-    pub(super) fn count_events(&self) -> u64 {
-        count_events(self.base + FILE_HEADER_MAPPED_BYTES, self.base + self.next)
+    /// Counts what goes with its file: enters and exits in it, and those that its own markers say went
+    /// before. Of a window that a thread still has, what is there now; what the thread goes on to
+    /// store is counted when it leaves that window.
+    pub(super) fn count_leaving(&self) -> u64 {
+        let mut events = 0;
+        let mut is_written = false;
+        for slot in threads::slots() {
+            let window = slot.window.load(Acquire);
+            if self.holds(window) {
+                let counted = count_in_window(window);
+                slot.evicted.store(counted as u32 + 1, Release);
+                events += counted;
+                is_written = true;
+            }
+        }
+        let has_thread =
+            |window| is_written && threads::slots().any(|slot| slot.window.load(Acquire) == window);
+        let end = self.base + self.next;
+        let windows = (self.base..end).step_by(WINDOW_BYTES);
+        // The last one may be cut behind what is told there.
+        let count = |window| count_events(start_of_window(window), end.min(window + WINDOW_BYTES));
+        events + windows.filter(|window| !has_thread(*window)).map(count).sum::<u64>()
+    }
+
+    /// Takes [`Segment::count_leaving`] back: its file stays.
+    pub(super) fn stays(&self) {
+        for slot in threads::slots().filter(|slot| self.holds(slot.window.load(Acquire))) {
+            slot.evicted.store(0, Release);
+        }
     }
 }
 
-/// Enters and exits in `from..to`, and those that wrap markers there stand for.
-pub(super) fn count_events(from: usize, to: usize) -> u64 {
+/// Enters and exits in a window, and those that wrap markers there stand for.
+pub(super) fn count_in_window(window: usize) -> u64 {
+    count_events(start_of_window(window), window + WINDOW_BYTES)
+}
+
+/// Where the first record of a window is.
+pub(super) fn start_of_window(window: usize) -> usize {
+    // SAFETY: the window is mapped and has blocks.
+    let first_word = unsafe { *(window as *const u64) };
+    let is_first_of_file = first_word == u64::from_ne_bytes(FILE_MAGIC);
+    window + if is_first_of_file { FILE_HEADER_MAPPED_BYTES } else { 0 }
+}
+
+fn count_events(from: usize, to: usize) -> u64 {
     let mut events = 0;
     let mut at = from;
     while at < to {

@@ -4,10 +4,10 @@ use core::sync::atomic::Ordering::*;
 
 use callsight_format::{
     Cause, EVENT_BYTES, FILE_HEADER_MAPPED_BYTES, FLAG_WRAPPED, FileHeader, LossNote, MARK_BUDGET,
-    MARK_NO_SPACE, MARK_WRAP, MARK_WRITE_ERROR,
+    MARK_NO_SPACE, MARK_WRITE_ERROR,
 };
 
-use super::segment::{NO_SEGMENT, Segment, count_events};
+use super::segment::{NO_SEGMENT, Segment};
 use super::{
     CLOSING_RECORDS, FIRST_STEP_BYTES, HEAD_LOSS_WORD, KEPT_MAPPED, LARGEST_STEP_BYTES,
     NOTE_COUNT_OFFSET, REMEMBERED, STOP_CAUSE, STOPPED, UNLIMITED_SEGMENT_BYTES, WINDOW_BYTES,
@@ -16,7 +16,7 @@ use crate::bytes::Text;
 use crate::guard;
 use crate::sys::{self, Fd, O_CREAT, O_EXCL, O_NOFOLLOW, O_RDWR};
 use crate::window::{self, Window};
-use crate::{clock, config, notes, process, threads};
+use crate::{clock, config, notes, process};
 
 pub(super) struct State {
     /// The current one is the last.
@@ -28,7 +28,7 @@ pub(super) struct State {
     pub(super) wrapped: bool,
     /// Events stored into windows whose segment was already rotated away, not yet told.
     pub(super) stored_in_vain: u64,
-    /// The reserve: where the next record goes, and its end; 0 until recording stopped.
+    /// The reserve: where the next record goes, and its end; 0 until something is said there.
     pub(super) reserve: usize,
     pub(super) reserve_end: usize,
     /// End of the file once it was closed: behind the closing anchor.
@@ -129,21 +129,31 @@ impl State {
 
     /// Begins the next segment, in place of the oldest where the capture is to wrap.
     pub(super) fn rotate(&mut self, tid: u32) -> Result<Window, Stop> {
-        let mut lost_events = core::mem::take(&mut self.stored_in_vain);
         if config::get().wrap {
+            let in_vain = core::mem::take(&mut self.stored_in_vain);
+            if in_vain > 0 {
+                self.tell_wrapped(tid, None, in_vain);
+            }
             while self.budget_left() < self.segment_limit() as u64 && self.count > 1 {
-                lost_events += self.drop_oldest();
+                self.drop_oldest(tid)?;
             }
         }
         // Only with the next one open: the reserve of this one is needed when that fails.
         let window = self.open_segment(tid)?;
         self.trim_previous();
         self.forget_old();
-        if lost_events == 0 {
-            return Ok(window);
-        }
-        window::put_marker(window.first, tid, clock::now(), MARK_WRAP, lost_events);
-        Ok(Window { first: window.first + EVENT_BYTES, end: window.end })
+        Ok(window)
+    }
+
+    /// Says in the reserve of the current segment that events are gone, with the file of a segment or
+    /// without one.
+    fn tell_wrapped(&mut self, tid: u32, segment: Option<u32>, events: u64) {
+        self.begin_reserve();
+        let at = self.reserve;
+        let Some(current) = self.current().filter(|_| at != 0) else { return };
+        current.next = at + EVENT_BYTES - current.base;
+        self.reserve = at + EVENT_BYTES;
+        window::put_wrap_marker(at, tid, clock::now(), segment, events);
     }
 
     /// Most bytes of a segment, a multiple of a window.
@@ -198,21 +208,21 @@ impl State {
         self.count = kept;
     }
 
-    /// Removes the oldest segment's file; how many events went with it.
-    pub(super) fn drop_oldest(&mut self) -> u64 {
-        let Some(oldest) = self.segments.first().copied() else { return 0 };
-        let events = oldest.count_events();
-        if let Some(path) = oldest.path().terminated() {
-            sys::unlink(path);
+    /// Removes the oldest segment's file. What goes with it is told first: a process that is killed in
+    /// between leaves a file of which readers know that it was not removed.
+    fn drop_oldest(&mut self, tid: u32) -> Result<(), Stop> {
+        let Some(oldest) = self.segments.first().copied() else { return Ok(()) };
+        let events = oldest.count_leaving();
+        self.tell_wrapped(tid, Some(oldest.seq), events);
+        let mut path = oldest.path();
+        if let Err(errno) = path.terminated().ok_or(sys::ENOENT).and_then(sys::unlink)
+            && errno != sys::ENOENT
+        {
+            oldest.stays();
+            return Err(Stop::io(errno));
         }
         self.total_bytes -= oldest.allocated as u64;
         self.wrapped = true;
-        // Threads that still hold a window of it go on storing there: those events are lost too.
-        for slot in threads::slots().filter(|slot| oldest.holds(slot.window.load(Acquire))) {
-            let window = slot.window.load(Acquire);
-            let counted = count_events(window, window + WINDOW_BYTES) as u32;
-            slot.evicted.store(counted + 1, Release);
-        }
         if !oldest.is_written() {
             guard::unmap(oldest.base, oldest.limit);
         }
@@ -223,7 +233,7 @@ impl State {
             }
         }
         self.count -= 1;
-        events
+        Ok(())
     }
 
     /// Makes the next segment file, with header and the notes every segment starts with, and
@@ -258,7 +268,7 @@ impl State {
         let file = self.create_file(&mut segment)?;
         if let Err(stop) = self.fill_first_windows(&mut segment, &file, bytes, floor) {
             if let Some(path) = segment.path().terminated() {
-                sys::unlink(path);
+                let _ = sys::unlink(path);
             }
             self.next_seq = segment.seq;
             return Err(stop);
@@ -266,6 +276,7 @@ impl State {
         let Some(place) = self.segments.get_mut(self.count) else { return Err(Stop::io(0)) };
         *place = segment;
         self.count += 1;
+        self.reserve = 0;
         self.write_head(tid)
     }
 
@@ -361,18 +372,30 @@ impl State {
         Ok(segment.base + slot)
     }
 
+    /// Begins what is said in the reserve of the current segment, if that is not begun.
+    fn begin_reserve(&mut self) {
+        if self.reserve == 0
+            && let Some(segment) = self.current()
+        {
+            let reserve = segment.base + segment.next.next_multiple_of(WINDOW_BYTES);
+            let end = reserve + WINDOW_BYTES;
+            if end <= segment.base + segment.allocated {
+                (self.reserve, self.reserve_end) = (reserve, end);
+            }
+        }
+    }
+
     /// Ends recording: says why in the reserve.
     pub(super) fn stop(&mut self, tid: u32, stop: &Stop) {
         STOP_CAUSE.store(stop.cause as u32, Relaxed);
-        if let Some(segment) = self.current() {
-            let reserve = segment.base + segment.next.next_multiple_of(WINDOW_BYTES);
-            let end = segment.base + segment.allocated;
-            if reserve + WINDOW_BYTES <= end {
-                segment.next = reserve + WINDOW_BYTES - segment.base;
-                window::put_marker(reserve, tid, clock::now(), stop.marker, stop.payload);
-                self.reserve = reserve + EVENT_BYTES;
-                self.reserve_end = reserve + WINDOW_BYTES;
-            }
+        self.begin_reserve();
+        let (at, end) = (self.reserve, self.reserve_end);
+        if at != 0
+            && let Some(segment) = self.current()
+        {
+            segment.next = end - segment.base;
+            window::put_marker(at, tid, clock::now(), stop.marker, stop.payload);
+            self.reserve = at + EVENT_BYTES;
         }
         STOPPED.store(true, Release);
     }

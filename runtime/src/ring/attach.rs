@@ -378,6 +378,7 @@ fn map(file: &Fd, bytes: u64, align: usize) -> Result<usize, &'static [u8]> {
 }
 
 const NO_ROOM: &[u8] = b"/dev/shm has not enough room for it";
+const ABOVE_LIMIT: &[u8] = b"it would be larger than files may be here (ulimit -f)";
 
 /// By what number a ring is named that this process is making: those of other pid namespaces with the
 /// same pid, as each container has a process 1, make theirs at the same time.
@@ -397,13 +398,17 @@ fn unborn_number(pid: u32) -> u64 {
 /// somebody else was quicker.
 fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
     let (config, layout, bytes) = (config::get(), asked_layout(), asked_bytes());
+    // To try would bring a signal that ends the program.
+    if bytes > sys::file_size_limit() {
+        return Err(ABOVE_LIMIT);
+    }
     let mut unborn = Text::<320>::new();
     unborn
         .push(b"/dev/shm/")
         .push(RING_UNBORN_PREFIX.as_bytes())
         .push_number(unborn_number(process::identity().pid));
     let Some(unborn) = unborn.terminated() else { return Ok(None) };
-    sys::unlink(unborn);
+    let _ = sys::unlink(unborn);
     let file = Fd::open(unborn, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600)
         .map_err(|_| &b"it cannot be made in /dev/shm"[..])?;
     let made = file
@@ -418,7 +423,7 @@ fn create(path: &[u8]) -> Result<Option<Mapped>, &'static [u8]> {
         }
         named.then_some(Mapped { base, version: config.ring_version, capacity: layout.capacity })
     });
-    sys::unlink(unborn);
+    let _ = sys::unlink(unborn);
     named
 }
 

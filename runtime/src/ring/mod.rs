@@ -6,7 +6,7 @@
 //! only attaching and detaching take a lock.
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use callsight_format::{
     COMMAND_PAUSE, COMMAND_RECORD, Cause, EVENT_BYTES, LossNote, PAGE_HEADER_BYTES, PAGE_RETIRED,
@@ -37,6 +37,11 @@ pub fn page_bytes() -> usize {
 /// Atomic words of the map, by address.
 fn word32(at: *const u32) -> &'static AtomicU32 {
     // SAFETY: every caller's address is a field of a structure inside the map, aligned.
+    unsafe { &*at.cast() }
+}
+
+fn word16(at: *const u16) -> &'static AtomicU16 {
+    // SAFETY: as above.
     unsafe { &*at.cast() }
 }
 
@@ -436,6 +441,28 @@ fn raise(count: &AtomicU64, least: u64) {
             return;
         }
     }
+}
+
+/// Says in the ring whether this thread has left out calls in a pause and its data has no note of that:
+/// when its process is dead by then, the drain tells it.
+pub fn set_pause_untold(thread: &Thread, is_untold: bool) {
+    if let Some(writer) = writer_of(thread) {
+        field!(word16, writer, pause_untold).store(is_untold.into(), Release);
+    }
+}
+
+/// See [`set_pause_untold`].
+pub fn is_pause_untold(thread: &Thread) -> bool {
+    writer_of(thread).is_some_and(|writer| field!(word16, writer, pause_untold).load(Relaxed) != 0)
+}
+
+/// Whether more than half of the pages are free.
+pub fn has_pages_to_spare() -> bool {
+    let words = 0..layout().page_count.div_ceil(64);
+    let free = words.fold(0, |sum: u32, word| {
+        sum.wrapping_add(free_bits(base(), word).load(Relaxed).count_ones())
+    });
+    free > layout().page_count / 2
 }
 
 /// Counts an event for which there was no room.

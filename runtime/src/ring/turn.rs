@@ -85,7 +85,7 @@ impl Turn {
         if let Some(path) = self.path.terminated()
             && is_named(path, file)
         {
-            sys::unlink(path);
+            let _ = sys::unlink(path);
         }
     }
 

@@ -247,7 +247,7 @@ impl Sheet {
         });
         let Some(base) = mapped else {
             if let Some(path) = sheet.path().terminated() {
-                sys::unlink(path);
+                let _ = sys::unlink(path);
             }
             RESERVED.fetch_sub(sheet.reserved as u64, Relaxed);
             return false;

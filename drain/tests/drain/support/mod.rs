@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 pub use process::{Drain, Process, TestProcess, own_pid_namespace, wait_until};
 pub use ring::{Ring, Writer, writer_at};
-pub use server::{Capture, Server, read_capture};
+pub use server::{Capture, Server, read_capture, read_rest};
 
 /// The drain's files in a new folder.
 pub fn sources() -> tempfile::TempDir {

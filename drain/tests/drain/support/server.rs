@@ -34,6 +34,8 @@ pub struct Capture {
     pub repeated: u64,
     /// How often the sender has connected.
     pub connections: u64,
+    /// Whether its first blocks were in another file.
+    pub is_rest: bool,
 }
 
 impl Capture {
@@ -219,11 +221,20 @@ fn is_stream_of(capture: &Capture, hello: &[u8]) -> bool {
 
 /// What the capture of version 3 at `path` holds; its last chunk too.
 pub fn read_capture(path: &Path) -> (Capture, Vec<(u16, Vec<u8>)>) {
+    read_into(Capture::default(), path)
+}
+
+/// The same of one that was begun in the place of another.
+pub fn read_rest(path: &Path) -> (Capture, Vec<(u16, Vec<u8>)>) {
+    read_into(Capture { is_rest: true, ..Capture::default() }, path)
+}
+
+fn read_into(mut capture: Capture, path: &Path) -> (Capture, Vec<(u16, Vec<u8>)>) {
     let bytes = std::fs::read(path).expect("read the capture");
     let (header, order) = FileHeader::parse(&bytes).expect("a header");
     assert_eq!(header.version, FILE_VERSION_CHUNKS);
     let mut rest = &bytes[header.header_size as usize..];
-    let (mut capture, mut tail) = (Capture::default(), Vec::new());
+    let mut tail = Vec::new();
     while !rest.is_empty() {
         assert!(tail.is_empty(), "something stands behind the last chunk");
         let (kind, raw) = read_chunk(&mut rest, order).expect("a whole chunk");
@@ -287,7 +298,7 @@ fn take_block(capture: &mut Capture, raw: &[u8]) {
         return;
     }
     // Those of a time when it was sent raw events are for the file alone.
-    let begins = capture.blocks == 0 && !capture.events.is_empty();
+    let begins = capture.blocks == 0 && (capture.is_rest || !capture.events.is_empty());
     assert!(begins || header.number == capture.blocks + 1, "a block is missing");
     capture.blocks = header.number;
     capture.lost_total = header.lost_total;
