@@ -327,11 +327,14 @@ static void capture_run(int socket, const char *folder, uint64_t budget)
 
 /* ---- Our end of it ---------------------------------------------------------------------------- */
 
-/* What is counted of a chunk. */
+/* What is counted of chunks. */
 struct stored {
     uint64_t events;
-    uint32_t numbered;
+    uint64_t numbered;
 };
+
+/* Chunks are counted one by one, as they may be gone later, and together in a long stream. */
+#define STORED_COUNTS (1u << 16)
 
 struct save {
     struct sink sink;
@@ -344,9 +347,9 @@ struct save {
     uint32_t sent;     /* parcels at the front of the queue that the socket has */
     size_t sent_bytes; /* of the parcel behind them */
     uint64_t stored;   /* parcels that the process has reported */
-    struct stored *list; /* these, as they may be gone later */
-    uint64_t list_room;
-    int has_lost;      /* some were */
+    uint64_t together; /* so many of them are one of the counts */
+    struct stored counts[STORED_COUNTS];
+    int has_lost;      /* some are gone */
     int is_gone;       /* the process */
     size_t rest_count; /* what is left of a parcel that was half sent when the process failed */
     size_t rest_sent;
@@ -370,30 +373,52 @@ static void save_end(struct save *save, unsigned cause, const char *why)
     sink_fail(&save->sink, cause);
 }
 
+static void stored_add(struct stored *to, const struct stored *from)
+{
+    to->events += from->events;
+    to->numbered += from->numbered;
+}
+
+static void save_count(struct save *save, const struct parcel *parcel)
+{
+    struct stored *counts = save->counts, one = { parcel->events, parcel->numbered };
+    if (save->together == 0)
+        save->together = 1;
+    if (save->stored / save->together == STORED_COUNTS) {
+        for (uint32_t at = 0; at < STORED_COUNTS; at++) {
+            struct stored moved = counts[at];
+            counts[at] = (struct stored){ 0, 0 };
+            stored_add(&counts[at / 2], &moved);
+        }
+        save->together *= 2;
+    }
+    stored_add(&counts[save->stored++ / save->together], &one);
+}
+
 /* The oldest parcel of the queue is stored. */
 static void save_delivered(struct save *save)
 {
     const struct parcel *parcel = sink_at(&save->sink, 0);
-    if (save->stored == save->list_room) {
-        save->list_room = save->list_room * 2 + 1024;
-        save->list = get_memory(save->list, save->list_room * sizeof *save->list);
-    }
-    save->list[save->stored++] = (struct stored){ parcel->events, parcel->numbered };
+    save_count(save, parcel);
     save->sent--;
     sink_delivered(&save->sink);
 }
 
-/* What was stored from one parcel to another is gone. */
+/* What was stored from one parcel to another is gone; with it, what is counted together with that. */
 static void save_lose(struct save *save, uint64_t from, uint64_t to)
 {
     struct sink *sink = &save->sink;
-    for (; from < to && from < save->stored; from++) {
-        const struct stored *stored = &save->list[from];
+    to = to < save->stored ? to : save->stored;
+    if (from >= to)
+        return;
+    for (uint64_t at = from / save->together; at <= (to - 1) / save->together; at++) {
+        struct stored *stored = &save->counts[at];
         sink->delivered -= stored->events;
         sink->dropped[CALLSIGHT_CAUSE_IO] += stored->events;
         sink->dropped_records[CALLSIGHT_CAUSE_IO] += stored->numbered;
-        save->has_lost = 1;
+        *stored = (struct stored){ 0, 0 };
     }
+    save->has_lost = 1;
 }
 
 static void save_hear_one(struct save *save, const struct save_report *report)
