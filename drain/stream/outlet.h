@@ -7,7 +7,7 @@
  */
 
 #define PACKERS 64u
-#define BLOCK_AGE_NS (20 * MS) /* how long a record may wait for others of its writer */
+#define BLOCK_AGE_NS (50 * MS) /* how long a record may wait for others of its writer */
 #define MEETING_NS (2 * SECOND) /* how long the file waits for the server to say what it takes */
 #define PROMPT_PARCELS 256u   /* with more in every queue, blocks wait until they are full */
 
