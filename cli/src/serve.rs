@@ -60,7 +60,6 @@ const STATUS_PAUSE: Duration = Duration::from_secs(3);
 
 /// See [`Args`].
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    report_file_size_limit_as_error();
     if let Some(forward) = &args.forward
         && is_itself(forward, &args.host, args.port)
     {
@@ -160,12 +159,6 @@ pub fn limits(max_mb: u32, seg_mb: u32) -> CaptureLimits {
 /// A line for whoever watches. When nobody does any more, receiving goes on.
 fn say(line: &str) {
     say::line(format_args!("callsight serve: {}", in_one_line(line)));
-}
-
-/// Without this a write beyond `ulimit -f` ends the server with every other stream.
-fn report_file_size_limit_as_error() {
-    // SAFETY: no other code in this program handles the signal, and ignoring it runs none.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ pub fn bad_weather(plan: &Plan) -> Outcome {
     for round in 0..hanging {
         let hang = Hang {
             connections: plan.either(1, chance.of_range(1..3)),
-            behind_bytes: chance.of_range(20_000..200_000),
+            behind_bytes: chance.of_range(10_000..60_000),
             swallows: round % 2 == 0,
         };
         let weather = Weather { hang: Some(hang), ..Weather::default() };
