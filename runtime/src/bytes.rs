@@ -71,6 +71,11 @@ impl<const N: usize> Text<N> {
         Text { bytes: MaybeUninit::uninit(), len: 0, overflown: false }
     }
 
+    /// Takes all away.
+    pub fn clear(&mut self) {
+        (self.len, self.overflown) = (0, false);
+    }
+
     /// Adds one byte.
     pub fn push_byte(&mut self, byte: u8) {
         if self.len + 1 >= N {

@@ -79,7 +79,7 @@ static CONFIG: Shared<Config> = Shared::new(Config {
 
 /// The configuration; written only by [`read`], before any thread records.
 pub fn get() -> &'static Config {
-    // SAFETY: `read` is called once, by the thread that initialises the process, which publishes
+    // SAFETY: `read` is called once a process, by the thread that initialises the process, which publishes
     // its end with release order before any other caller comes here.
     unsafe { &*CONFIG.get() }
 }
@@ -88,6 +88,11 @@ pub fn get() -> &'static Config {
 pub fn read() {
     // SAFETY: see `get`.
     let config = unsafe { &mut *CONFIG.get() };
+    // A child that was forked meanwhile has what its parent had read by then.
+    config.directory.clear();
+    config.given_directory.clear();
+    config.ring_name.clear();
+    config.threads.clear();
     proc_fs::each_variable(|name, value| config.take(name, value));
     if config.enabled && sys::is_privileged() {
         // Somebody else's environment must not make a privileged program write files.

@@ -73,6 +73,9 @@ const UNKNOWN: u32 = 0;
 const BUSY: u32 = 1;
 const READY: u32 = 2;
 
+/// Somebody has begun to set up this process, or one that it was forked from.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
 /// The process is ending; see [`close`].
 static LATE: AtomicBool = AtomicBool::new(false);
 /// Counts the processes set up in this image: its own and those of the forks before this one.
@@ -244,6 +247,10 @@ fn get_ready() -> bool {
                     return false;
                 }
                 let _blocked = SignalsBlocked::new();
+                if GENERATION.load(Relaxed) == 0 {
+                    // First: a child that is forked meanwhile has no thread that would go on.
+                    sys::wipe_on_fork(&raw const PAGE as usize, size_of::<Page>());
+                }
                 if PAGE.phase.compare_exchange(UNKNOWN, BUSY, AcqRel, Relaxed).is_ok() {
                     PAGE.busy_tid.store(sys::gettid(), Relaxed);
                     set_up();
@@ -277,25 +284,32 @@ pub fn take_early_events() -> u32 {
 /// Everything that is done once a process. Signals are blocked, no other thread is past
 /// [`ensure_ready`].
 fn set_up() {
+    // A child that was forked while its parent was being set up has of that what there was by then, and
+    // begins anew.
     let forked = GENERATION.load(Relaxed) > 0;
-    if forked {
+    let is_child = BEGUN.swap(true, Relaxed);
+    if is_child {
         threads::after_fork();
         modules::after_fork();
         file::after_fork();
         stream::after_fork();
         summary::after_fork();
         LATE.store(false, Relaxed);
-    } else {
+    }
+    if !forked {
+        if is_child {
+            EARLY_EVENTS.store(0, Relaxed);
+        }
         config::read();
         if !config::get().enabled {
             GATE.off.store(1, Relaxed);
             return;
         }
-        sys::wipe_on_fork(&raw const PAGE as usize, size_of::<Page>());
         clock::start();
     }
-    find_out_who(forked);
+    find_out_who(is_child);
     if !forked {
+        find_out_program();
         proc_fs::keep_mappings();
         let load_bias = notes::load_bias();
         clock::complete_origin(load_bias, hook::measure_cost());
@@ -321,7 +335,7 @@ fn set_up() {
     }
 }
 
-fn find_out_who(forked: bool) {
+fn find_out_who(is_child: bool) {
     // SAFETY: see `identity`.
     let me = unsafe { &mut *IDENTITY.get() };
     let former = me.pid;
@@ -330,14 +344,16 @@ fn find_out_who(forked: bool) {
     let can_ask = !filter::forbids(filter::PARENT);
     me.parent_pid = if can_ask { sys::getppid() } else { former };
     me.start = proc_fs::Stat::of(me.pid).map_or(0, |stat| stat.start);
-    me.flags = if forked { PROCESS_FORKED } else { 0 };
-    if !forked {
-        static LINK: Shared<[u8; 4096]> = Shared::new([0; 4096]);
-        // SAFETY: one thread sets the process up.
-        let link = unsafe { &mut *LINK.get() };
-        let len = sys::read_link(b"/proc/self/exe\0", link).unwrap_or(0);
-        me.exe.push(link.get(..len).unwrap_or(&[]));
-    }
+    me.flags = if is_child { PROCESS_FORKED } else { 0 };
+}
+
+fn find_out_program() {
+    static LINK: Shared<[u8; 4096]> = Shared::new([0; 4096]);
+    // SAFETY: one thread sets the process up; see `identity`.
+    let (link, me) = unsafe { (&mut *LINK.get(), &mut *IDENTITY.get()) };
+    let len = sys::read_link(b"/proc/self/exe\0", link).unwrap_or(0);
+    me.exe.clear();
+    me.exe.push(link.get(..len).unwrap_or(&[]));
 }
 
 fn choose_sink(forked: bool) -> Sink {

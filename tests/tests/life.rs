@@ -577,3 +577,64 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
     let ran = program.shell().ok(hang_up);
     assert!(!ran.stdout.contains("goes on") && ran.stdout.contains("ended: "), "{ran}");
 }
+
+/// A thread makes the first hooked call of all, while main forks; both processes make a thousand calls.
+const FORKS_AT_ONCE: &str = r#"
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define PLAIN __attribute__((no_instrument_function))
+__attribute__((noinline)) static int leaf(int count) { return count + 1; }
+PLAIN static void *thousand(void *nothing)
+{
+    for (int call = 0; call < 1000; call++)
+        leaf(call);
+    return nothing;
+}
+PLAIN int main(int count, char **words)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, thousand, NULL);
+    for (volatile long turn = atol(words[1]); turn > 0; turn--)
+        ;
+    pid_t child = fork();
+    if (child == 0) {
+        thousand(NULL);
+        exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    pthread_join(thread, NULL);
+    return count == 2 && status == 0 ? 0 : 1;
+}
+"#;
+
+#[test]
+fn a_fork_while_another_thread_makes_the_first_call_costs_neither_process_anything() {
+    let program = Program::c(FORKS_AT_ONCE).build(Hooks::Ours);
+    for turns in (0..300_000).step_by(10_000) {
+        program.tracing().ok(&format!("timeout 20 ./prog {turns}"));
+        let report = program.report();
+        assert_eq!(report.calls()["leaf"], [2000], "{turns}: {:?}", report.notices());
+        // A fork before there is a call is a run of its own.
+        assert_eq!(report.lost(), 0, "{turns}: {:?}", report.notices());
+    }
+}
+
+#[test]
+fn a_fork_while_another_thread_makes_the_ring_goes_into_that_ring() {
+    let program = Program::c(FORKS_AT_ONCE).build(Hooks::Ours);
+    for turns in (0..6_000_000).step_by(500_000) {
+        let (ring, shell) = (Ring::new(), program.tracing());
+        let name = ring.name().to_owned();
+        let ran = shell.env("TRACE_SHM", &name).ok(&format!(
+            "callsight drain --file traces {name} 2>said & drain=$!\n\
+             timeout 20 ./prog {turns}\nwait $drain\nls traces\ncat said >&2"
+        ));
+        let report = program.report();
+        assert_eq!(report.calls()["leaf"], [2000], "{turns}: {ran} {:?}", report.notices());
+        // A fork before there is a call is a run of its own.
+        assert_eq!(report.lost(), 0, "{turns}: {:?}", report.notices());
+    }
+}
