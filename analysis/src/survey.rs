@@ -128,10 +128,11 @@ impl Survey {
         let walked = walk(group, &mut surveyor)?;
         surveyor.open_stream |= walked.ledger.as_ref().is_some_and(|ledger| ledger.broken_off);
         let mut survey = surveyor.finish(group);
-        survey.account = match &walked.ledger {
-            Some(ledger) => settle(ledger, &mut survey.losses).without(walked.padding),
-            None => settle_files(walked.records.saturating_sub(walked.padding), &survey.losses),
+        let account = match &walked.ledger {
+            Some(ledger) => settle(ledger, &mut survey.losses),
+            None => settle_files(walked.records, &survey.losses),
         };
+        survey.account = account.without(walked.padding);
         survey.stray_losses = survey.stray_losses.saturating_add(survey.account.stray);
         survey.missing_segments += walked.oddities.missing_segments;
         survey.oddities = walked.oddities;
