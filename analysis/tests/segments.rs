@@ -1,10 +1,12 @@
-//! Segments that are not what they were: cut, copied, named twice, of a stream that broke off.
+//! Segments that are not what they were or were to be: cut, copied, named twice, not begun, of a
+//! stream that broke off.
 
 mod common;
 
 use callsight_analysis::{Options, Report, analyze};
 use callsight_format::{
-    ByteOrder, Cause, FLAG_WRAPPED, MARK_CLOCK, NOTE_SEGMENT, NOTE_STOP, Origin, StopReason,
+    ByteOrder, Cause, FILE_WINDOW_BYTES, FLAG_WRAPPED, MARK_CLOCK, NOTE_SEGMENT, NOTE_STOP, Origin,
+    StopReason,
 };
 use common::*;
 
@@ -41,6 +43,35 @@ fn a_segment_that_was_cut_later_says_how_much_may_be_missing() {
         assert_noticed(&report, &format!("1 segment was cut short later: {said}"));
         assert_eq!(report.totals.unmatched_exits, 0, "{:?}", report.notices);
         assert_eq!(report.processes[0].ended, Some(true));
+    }
+}
+
+#[test]
+fn a_segment_that_a_killed_program_had_not_begun_is_no_doubt() {
+    let begun = Records::default().process(7, 7, "/bin/app").thread(7, "enter a, exit a");
+    let begun = begun.file_mapped(0);
+    // No room is reserved yet, or the first.
+    let (empty, blank) = (Vec::new(), vec![0; 2 * FILE_WINDOW_BYTES]);
+    for bytes in [&empty, &blank] {
+        // Whichever thread opened it.
+        for name in ["trace.7.7.1.bin", "trace.7.8.1.bin"] {
+            let report = report_of(&[("trace.7.7.0.bin", begun.clone()), (name, bytes.clone())]);
+            assert_eq!(rows(&report), "a 1 10/10");
+            let told = report.notices.iter().find(|line| line.contains("left out"));
+            assert_eq!(told, None);
+        }
+    }
+    let more = [&blank[..], &[0]].concat();
+    let written = [&blank[1..], &[1]].concat();
+    // An older one, one of another process, and those that were begun.
+    for (name, bytes) in [
+        ("trace.7.7.0.bin", &empty),
+        ("trace.9.9.1.bin", &empty),
+        ("trace.7.7.2.bin", &more),
+        ("trace.7.7.2.bin", &written),
+    ] {
+        let report = report_of(&[("trace.7.7.1.bin", begun.clone()), (name, bytes.clone())]);
+        assert_noticed(&report, &format!("{name}: only 0 bytes, too short for a header"));
     }
 }
 

@@ -295,18 +295,23 @@ fn an_older_next_server_is_sent_raw_events_and_that_it_is_one_is_said() {
     }
 }
 
+/// Sends 200 blocks, 100 of them behind a pause, and ends so long after the last is acknowledged.
+fn send_with_a_pause(at: SocketAddr, before_the_end: Duration) {
+    let mut device = Device::connect(at, 1);
+    let sent = blocks(200, CALLS);
+    sent[..100].iter().for_each(|block| device.send(block));
+    thread::sleep(Duration::from_secs(2));
+    sent[100..].iter().for_each(|block| device.send(block));
+    device.wait_for(200);
+    thread::sleep(before_the_end);
+    device.end(200, 200 * CALLS * 2);
+}
+
 #[test]
 fn what_an_older_next_server_took_that_then_broke_is_not_known_to_be_there() {
     let (at_next, next) = older_server(Some(1));
     let served = run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at_next), |at, _| {
-        let mut device = Device::connect(at, 1);
-        let sent = blocks(200, CALLS);
-        sent[..100].iter().for_each(|block| device.send(block));
-        thread::sleep(Duration::from_secs(2));
-        sent[100..].iter().for_each(|block| device.send(block));
-        device.wait_for(200);
-        thread::sleep(Duration::from_secs(2));
-        device.end(200, 200 * CALLS * 2);
+        send_with_a_pause(at, Duration::from_secs(2));
     });
     let counts = next.join().expect("no panic");
     let account = served.lines.last().expect("a line");
@@ -355,14 +360,7 @@ fn a_next_server_that_greets_late_is_sent_blocks_from_then_on() {
     };
     let next = thread::spawn(serve);
     let served = run_server_on(folder(), NO_LIMITS, Some(1), forwards_to(at_next), |at, _| {
-        let mut device = Device::connect(at, 1);
-        let sent = blocks(200, CALLS);
-        sent[..100].iter().for_each(|block| device.send(block));
-        thread::sleep(Duration::from_secs(2));
-        sent[100..].iter().for_each(|block| device.send(block));
-        device.wait_for(200);
-        thread::sleep(Duration::from_secs(1));
-        device.end(200, 200 * CALLS * 2);
+        send_with_a_pause(at, Duration::from_secs(1));
     });
     let (raw, packed) = next.join().expect("no panic");
     assert!(raw > 0 && packed > 0, "{raw} raw, {packed} packed");

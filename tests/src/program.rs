@@ -118,6 +118,16 @@ impl Program {
         (ran, report)
     }
 
+    /// The same, and these functions have to have so many calls.
+    #[track_caller]
+    pub fn compared_with(&self, arguments: &str, calls: &[(&str, u64)]) -> Report {
+        let (_, report) = self.compared(arguments);
+        for (name, number) in calls {
+            assert_eq!(report.calls_of(name), *number, "{name}");
+        }
+        report
+    }
+
     /// Writes the sources into a fresh folder and builds `prog` there.
     pub fn build(&self, hooks: Hooks) -> Built {
         let built = self.write();

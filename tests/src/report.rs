@@ -111,4 +111,14 @@ impl Report {
         assert_eq!(self.lost(), 0, "{:?}", self.notices());
         assert_eq!(self.notices(), Vec::<String>::new());
     }
+
+    /// Asserts that what was recorded and what is counted as lost are `events`, and that a `!` line
+    /// says so.
+    #[track_caller]
+    pub fn adds_up(&self, events: u64) {
+        let (recorded, lost) = (self.number("events"), self.lost());
+        assert_eq!(recorded + lost, events, "{recorded} + {lost}: {:?}", self.notices());
+        assert_eq!(self.number("unmatched_exits"), 0, "{:?}", self.notices());
+        assert!(lost == 0 || !self.notices().is_empty());
+    }
 }

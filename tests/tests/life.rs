@@ -1,17 +1,7 @@
-//! From the first constructor to the last destructor: threads, fork, exec, signals, exits, jumps,
+//! From the first constructor to the last destructor: threads, exec, signals, exits, jumps,
 //! exceptions. Each program is small, and each answer is stated.
 
-use callsight_tests::{Drain, Hooks, Program, Report, Ring, Server, skip, streamed_in};
-
-/// Asserts that a program, compared with the independent count, has these calls.
-#[track_caller]
-fn check(program: &Program, arguments: &str, calls: &[(&str, u64)]) -> Report {
-    let (_, report) = program.compared(arguments);
-    for (name, number) in calls {
-        assert_eq!(report.calls_of(name), *number, "{name}");
-    }
-    report
-}
+use callsight_tests::{Hooks, Program};
 
 #[test]
 fn every_moment_from_preinit_to_the_last_destructor_is_recorded() {
@@ -29,7 +19,8 @@ fn every_moment_from_preinit_to_the_last_destructor_is_recorded() {
         static void at_exit() { leaf(5); }
         int main() { atexit(at_exit); static Object three; std::puts("main"); return leaf(-1); }"#,
     );
-    check(&program, "", &[("leaf(int)", 11), ("first()", 1), ("last()", 1), ("at_exit()", 1)])
+    program
+        .compared_with("", &[("leaf(int)", 11), ("first()", 1), ("last()", 1), ("at_exit()", 1)])
         .clean();
 }
 
@@ -135,7 +126,7 @@ fn the_programs_own_malloc_is_traced_and_not_used() {
             for (int i = 0; i < 4; i++) pthread_join(t[i], 0);
             puts("done"); return 0; }"#,
     );
-    check(&program, "", &[("copy", 2000), ("work", 4)]).clean();
+    program.compared_with("", &[("copy", 2000), ("work", 4)]).clean();
 }
 
 #[test]
@@ -204,117 +195,6 @@ fn every_way_to_end_keeps_its_status_and_its_calls() {
 }
 
 #[test]
-fn a_forked_child_leaves_functions_it_never_entered() {
-    let program = Program::c(
-        r#"
-        #include <stdio.h>
-        #include <stdlib.h>
-        #include <sys/wait.h>
-        #include <unistd.h>
-        static int leaf(int x) { return x + 1; }
-        static pid_t split(void) { leaf(0); pid_t child = fork(); leaf(1); return child; }
-        static pid_t outer(void) { pid_t child = split(); leaf(2); return child; }
-        int main(void) {
-            pid_t child = outer();
-            if (child) waitpid(child, 0, 0);
-            leaf(3); return 0; }"#,
-    );
-    check(&program, "", &[("leaf", 7), ("split", 1), ("outer", 1), ("main", 1)]);
-}
-
-/// Events of `programs/renounce.c` with what it does after it has given something up.
-const FAMILY_EVENTS: u64 = 2 * (1 + 2 * 101) + 4 * 2 * 1001 + 2 * 2 * 101;
-
-#[test]
-fn forked_workers_record_into_the_ring_whatever_their_parent_gave_up() {
-    let test = "forked_workers_record_into_the_ring_whatever_their_parent_gave_up";
-    let program = Program::c(include_str!("../programs/renounce.c")).build(Hooks::Ours);
-    let all = ["", "rights", "root", "shm", "addresses", "descriptors", "files"];
-    // A version 2 ring does not say whether it is still read, so its name is looked for first.
-    for (version, all) in [("3", &all[..]), ("2", &all[1..2])] {
-        for what in all {
-            let _ = std::fs::remove_dir(program.folder().join("jail"));
-            let shell = program.tracing().env("TRACE_RING", version);
-            let (ran, drained, report) =
-                streamed_in(&shell, &program, &format!("'{what}'"), 1 << 20);
-            if ran.code == 77 {
-                skip(test, &format!("this user may not give up: {what}"));
-                continue;
-            }
-            assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{what}: {ran}");
-            let jail = program.folder().join("jail/traces");
-            assert!(!jail.exists(), "{what}: a capture of its own");
-            // A batch of a version 2 ring that a process holds at `_exit` is in no count.
-            if version == "3" {
-                let events = (report.number("events"), report.lost());
-                assert_eq!(events, (FAMILY_EVENTS, 0), "{what}: {drained}\n{:?}", report.notices());
-                assert_eq!(report.calls_of("leaf"), 4400, "{what}");
-            } else {
-                assert!(report.calls_of("leaf") >= 2200, "{what}: {:?}", report.notices());
-            }
-        }
-    }
-}
-
-/// Forks, ends, and leaves a child that calls leaf again when the ring at `argv[1]` has lost its name.
-const LATE_CHILD: &str = r#"
-    #include <unistd.h>
-    static int leaf(int x) { return x + 1; }
-    static void work(int n) { while (n--) leaf(n); }
-    __attribute__((no_instrument_function)) static void outlive(const char *path) {
-        close(1);
-        close(2);
-        for (int i = 0; i < 30000 && access(path, F_OK) == 0; i++) usleep(1000);
-    }
-    int main(int argc, char **argv) {
-        work(10);
-        if (argc > 1 && fork() == 0) { outlive(argv[1]); work(100); _exit(0); }
-        return 0;
-    }"#;
-
-#[test]
-fn a_child_whose_parents_ring_is_finished_looks_for_its_name_again() {
-    let program = Program::c(LATE_CHILD).build(Hooks::Ours);
-    let ring = Ring::new();
-    let shell = program.tracing();
-    let server = Server::ours(&shell, &["--out", "traces"]);
-    let first = Drain::ours(&shell, &ring, server.port);
-    let small = shell.clone().env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", "1000000");
-    let ran = small.run(&format!("exec ./prog /dev/shm{}", ring.name()));
-    assert_eq!(ran.code, 0, "{ran}");
-    assert_eq!(first.finish().code, 0);
-    assert_eq!(Drain::ours(&shell, &ring, server.port).finish().code, 0);
-    server.stop();
-    let report = program.report();
-    assert_eq!((report.number("events"), report.lost()), (2 * (1 + 11 + 101), 0));
-    assert_eq!(report.calls_of("leaf"), 110);
-}
-
-#[test]
-fn what_forked_workers_cannot_make_a_capture_for_is_counted_in_their_parents() {
-    let test = "what_forked_workers_cannot_make_a_capture_for_is_counted_in_their_parents";
-    let program = Program::c(include_str!("../programs/renounce.c")).build(Hooks::Ours);
-    for what in ["rights", "addresses", "descriptors", "files"] {
-        let (ran, report) = program.traced(what);
-        if ran.code == 77 {
-            skip(test, &format!("this user may not give up: {what}"));
-            continue;
-        }
-        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{what}: {ran}");
-        let (events, lost) = (report.number("events"), report.lost());
-        assert_eq!(events + lost, FAMILY_EVENTS, "{what}: {:?}", report.notices());
-        assert_eq!(report.losses().len(), usize::from(lost > 0), "{what}: {:?}", report.losses());
-        // What takes room for addresses can be made do with less.
-        assert!(lost > 0 || what == "addresses", "{what}: {:?}", report.notices());
-        let shell = program.tracing().env("TRACE_MODE", "summary");
-        shell.ok(&format!("exec ./prog {what}"));
-        let report = Report::of(&program.shell(), &["traces", "--exe", "prog"]);
-        let calls = report.calls_of("leaf") + report.calls_of("work") + report.calls_of("main");
-        assert_eq!(calls + report.lost(), FAMILY_EVENTS / 2, "{what}: {:?}", report.notices());
-    }
-}
-
-#[test]
 fn exec_starts_a_life_of_its_own() {
     let program = Program::c(
         r#"
@@ -326,38 +206,8 @@ fn exec_starts_a_life_of_its_own() {
         }
         int main(int argc, char **argv) { leaf(1); if (argc == 1) again(argv); return leaf(-1); }"#,
     );
-    let report = check(&program, "", &[("leaf", 3), ("main", 2), ("again", 1)]);
+    let report = program.compared_with("", &[("leaf", 3), ("main", 2), ("again", 1)]);
     assert_eq!(report.number("unclosed_enters"), 2, "main and again of the image that is gone");
-}
-
-#[test]
-fn vfork_and_posix_spawn_leave_the_parent_as_it_was() {
-    let program = Program::c(
-        r#"
-        #define _GNU_SOURCE
-        #include <spawn.h>
-        #include <stdio.h>
-        #include <sys/wait.h>
-        #include <unistd.h>
-        extern char **environ;
-        static int leaf(int x) { return x + 1; }
-        static void spawn(void) {
-            pid_t child;
-            char *argv[] = { "true", 0 };
-            posix_spawnp(&child, "true", 0, 0, argv, environ);
-            waitpid(child, 0, 0);
-        }
-        int main(void) {
-            for (int i = 0; i < 20; i++) {
-                leaf(i);
-                pid_t child = vfork();
-                if (!child) _exit(0);
-                waitpid(child, 0, 0);
-                spawn();
-            }
-            puts("done"); return 0; }"#,
-    );
-    check(&program, "", &[("leaf", 20), ("spawn", 20), ("main", 1)]).clean();
 }
 
 const THROWS: &str = r#"
@@ -381,7 +231,7 @@ fn exceptions_close_what_they_pass() {
         let program = Program::cpp(THROWS).compiler(compiler);
         let calls =
             [("thrower(int)", 275), ("rethrow(int)", 50), ("caught(int)", 50), ("nested()", 50)];
-        let report = check(&program, "", &calls);
+        let report = program.compared_with("", &calls);
         assert_eq!(report.number("unclosed_enters"), 0, "{compiler}");
         let callers = callers_of(&program, "nested()");
         assert_eq!(callers, ["main"], "{compiler}: no catch shifts the stack");
@@ -412,7 +262,7 @@ fn longjmp_never_lets_the_stack_grow() {
         int main(void) { for (int i = 0; i < 50; i += protect()) after(); return 0; }"#,
     );
     let calls = [("protect", 50), ("fail", 1050), ("after", 50), ("nap", 50)];
-    let report = check(&program, "", &calls);
+    let report = program.compared_with("", &calls);
     assert_eq!(report.number("unclosed_enters"), 0);
     assert!(report.total_ms("main") >= 50.0 && report.total_ms("after") >= 50.0);
     assert!(report.total_ms("fail") < 40.0, "the naps are not inside fail");
@@ -439,7 +289,7 @@ fn a_cancelled_thread_leaves_no_one_elses_frames_open() {
             pthread_join(b, 0);
             return leaf(-1); }"#,
     );
-    check(&program, "", &[("leaf", 3), ("work", 1), ("wait_for_ever", 1), ("quit", 1)]);
+    program.compared_with("", &[("leaf", 3), ("work", 1), ("wait_for_ever", 1), ("quit", 1)]);
 }
 
 #[test]
@@ -459,7 +309,7 @@ fn recursion_200000_frames_deep_is_exact() {
             pthread_join(t, 0);
             return 0; }"#,
     );
-    let report = check(&program, "", &[("down", 200_001), ("body", 1)]);
+    let report = program.compared_with("", &[("down", 200_001), ("body", 1)]);
     assert!(report.total_ms("down") <= report.total_ms("body"));
     let traced = program.build(Hooks::Ours);
     traced.tracing().ok("./prog");
@@ -538,7 +388,7 @@ fn time_of_recursion_is_that_of_the_outermost_call() {
         static void pong(int n) { ms(); if (n) ping(n - 1); }
         int main(void) { rec(5); ping(5); return 0; }"#,
     );
-    let report = check(&program, "", &[("rec", 6), ("ping", 3), ("pong", 3), ("ms", 12)]);
+    let report = program.compared_with("", &[("rec", 6), ("ping", 3), ("pong", 3), ("ms", 12)]);
     let all = report.total_ms("main");
     for name in ["rec", "ping", "pong", "ms"] {
         assert!(report.total_ms(name) <= all, "{name}");
@@ -576,65 +426,4 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
     assert!(ran.stdout.starts_with("goes on\n") && ran.stdout.contains("ended: "), "{ran}");
     let ran = program.shell().ok(hang_up);
     assert!(!ran.stdout.contains("goes on") && ran.stdout.contains("ended: "), "{ran}");
-}
-
-/// A thread makes the first hooked call of all, while main forks; both processes make a thousand calls.
-const FORKS_AT_ONCE: &str = r#"
-#include <pthread.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#define PLAIN __attribute__((no_instrument_function))
-__attribute__((noinline)) static int leaf(int count) { return count + 1; }
-PLAIN static void *thousand(void *nothing)
-{
-    for (int call = 0; call < 1000; call++)
-        leaf(call);
-    return nothing;
-}
-PLAIN int main(int count, char **words)
-{
-    pthread_t thread;
-    pthread_create(&thread, NULL, thousand, NULL);
-    for (volatile long turn = atol(words[1]); turn > 0; turn--)
-        ;
-    pid_t child = fork();
-    if (child == 0) {
-        thousand(NULL);
-        exit(0);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    pthread_join(thread, NULL);
-    return count == 2 && status == 0 ? 0 : 1;
-}
-"#;
-
-#[test]
-fn a_fork_while_another_thread_makes_the_first_call_costs_neither_process_anything() {
-    let program = Program::c(FORKS_AT_ONCE).build(Hooks::Ours);
-    for turns in (0..300_000).step_by(10_000) {
-        program.tracing().ok(&format!("timeout 20 ./prog {turns}"));
-        let report = program.report();
-        assert_eq!(report.calls()["leaf"], [2000], "{turns}: {:?}", report.notices());
-        // A fork before there is a call is a run of its own.
-        assert_eq!(report.lost(), 0, "{turns}: {:?}", report.notices());
-    }
-}
-
-#[test]
-fn a_fork_while_another_thread_makes_the_ring_goes_into_that_ring() {
-    let program = Program::c(FORKS_AT_ONCE).build(Hooks::Ours);
-    for turns in (0..6_000_000).step_by(500_000) {
-        let (ring, shell) = (Ring::new(), program.tracing());
-        let name = ring.name().to_owned();
-        let ran = shell.env("TRACE_SHM", &name).ok(&format!(
-            "callsight drain --file traces {name} 2>said & drain=$!\n\
-             timeout 20 ./prog {turns}\nwait $drain\nls traces\ncat said >&2"
-        ));
-        let report = program.report();
-        assert_eq!(report.calls()["leaf"], [2000], "{turns}: {ran} {:?}", report.notices());
-        // A fork before there is a call is a run of its own.
-        assert_eq!(report.lost(), 0, "{turns}: {:?}", report.notices());
-    }
 }

@@ -1,7 +1,7 @@
-//! Budgets, full disks, small memory, sandboxes: the program goes on as if untraced, and what is
-//! missing is counted.
+//! Budgets, full disks, small memory, selected threads, files that are cut: the program goes on as if
+//! untraced, and what is missing is counted.
 
-use callsight_tests::{Drain, Hooks, Program, Ran, Report, Ring, Server, skip, streamed_in};
+use callsight_tests::{Hooks, Program, Ran, Report, Ring, Server, skip, streamed_in};
 
 const LOOP: &str = r#"
     #include <signal.h>
@@ -28,23 +28,14 @@ fn unharmed(ran: &Ran) {
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "400000\n", ""), "{ran}");
 }
 
-/// What was recorded and what is counted as lost are everything, and a `!` line says so.
-#[track_caller]
-fn adds_up(report: &Report, events: u64) {
-    let (recorded, lost) = (report.number("events"), report.lost());
-    assert_eq!(recorded + lost, events, "{recorded} + {lost}: {:?}", report.notices());
-    assert_eq!(report.number("unmatched_exits"), 0, "{:?}", report.notices());
-    assert!(lost == 0 || !report.notices().is_empty());
-}
-
 #[test]
 fn a_file_size_limit_ends_the_recording_and_not_the_program() {
     let program = Program::c(LOOP).build(Hooks::Ours);
     // The limit comes when the program is under way: what is already there is used up.
     unharmed(&program.tracing().run("exec ./prog 400000 fsize"));
-    adds_up(&program.report(), LOOP_EVENTS);
+    program.report().adds_up(LOOP_EVENTS);
     unharmed(&program.tracing().env("TRACE_SEG_MB", "1").run("exec ./prog 400000 fsize"));
-    adds_up(&program.report(), LOOP_EVENTS);
+    program.report().adds_up(LOOP_EVENTS);
     // It is there from the start.
     unharmed(&program.tracing().run("ulimit -f 1024; exec ./prog 400000"));
 }
@@ -72,7 +63,7 @@ fn a_full_disk_ends_the_recording_and_not_the_program() {
     let Some((ran, report)) = on_a_disk_of(1, "TRACE_MIN_FREE_MB=0", name) else { return };
     unharmed(&ran);
     assert!(report.lost() > 0, "{:?}", report.notices());
-    adds_up(&report, LOOP_EVENTS);
+    report.adds_up(LOOP_EVENTS);
 }
 
 #[test]
@@ -105,7 +96,7 @@ fn a_budget_holds_and_the_rest_is_counted() {
     assert!(size <= 4 << 20, "{size} bytes with a budget of 4 MiB");
     let report = program.report();
     assert!(report.lost() > 0);
-    adds_up(&report, LOOP_EVENTS);
+    report.adds_up(LOOP_EVENTS);
     let notices = report.notices().join("\n");
     assert!(notices.contains("budget"), "{notices}");
 }
@@ -116,7 +107,7 @@ fn an_event_limit_is_reached_exactly_by_one_thread() {
     unharmed(&program.tracing().env("TRACE_MAX", "50000").run("exec ./prog"));
     let report = program.report();
     assert_eq!(report.number("events"), 50_000, "{:?}", report.notices());
-    adds_up(&report, LOOP_EVENTS);
+    report.adds_up(LOOP_EVENTS);
 }
 
 #[test]
@@ -132,7 +123,7 @@ fn wrapping_keeps_the_end_within_the_budget() {
     assert!(size <= 4 << 20, "{size} bytes with a budget of 4 MiB");
     let report = program.report();
     assert!(report.lost() > 0, "{:?}", report.notices());
-    adds_up(&report, LOOP_EVENTS);
+    report.adds_up(LOOP_EVENTS);
     // Those that are left say how many there were: their numbers begin at 0.
     let number = |name: String| name.rsplit('.').nth(1).and_then(|n| n.parse::<usize>().ok());
     let numbers = files.iter().map(|file| number(file.file_name().into_string().expect("a name")));
@@ -246,183 +237,6 @@ fn a_foreign_object_under_the_rings_name_is_refused() {
         let ran = program.tracing().env("TRACE_SHM", ring.name()).run("exec ./prog");
         unharmed(&ran);
         assert_eq!(program.report().calls_of("leaf"), 400_000, "files are written instead");
-    }
-}
-
-#[test]
-fn hooks_into_a_ring_make_no_system_call() {
-    let program = Program::c(
-        r#"
-        #include <linux/audit.h>
-        #include <linux/filter.h>
-        #include <linux/seccomp.h>
-        #include <stddef.h>
-        #include <sys/prctl.h>
-        #include <sys/syscall.h>
-        #include <unistd.h>
-        static int leaf(int x) { return x + 1; }
-        static int work(int n) { int s = 0; while (n--) s = leaf(s); return s; }
-        int main(void) {
-            work(10);
-            struct sock_filter code[] = {
-                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 1, 0),
-                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
-                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-            };
-            struct sock_fprog filter = { sizeof code / sizeof *code, code };
-            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-            if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) return 9;
-            int s = work(100000);
-            write(1, s == 100000 ? "ok\n" : "no\n", 3);
-            _exit(0);
-        }"#,
-    )
-    .build(Hooks::Ours);
-    let ring = Ring::new();
-    let shell = program.tracing();
-    let server = Server::ours(&shell, &["--out", "traces"]);
-    let drain = Drain::ours(&shell, &ring, server.port);
-    // Small: pages are claimed, and some of their claims fail.
-    let small = shell.env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", "1000000");
-    let ran = small.run("exec ./prog");
-    assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{ran}");
-    assert_eq!(drain.finish().code, 0);
-    server.stop();
-    // main, two calls of work, 100,010 of leaf; main does not return.
-    adds_up(&program.report(), 2 * 100_012 + 1);
-}
-
-#[test]
-fn a_filter_that_kills_for_what_the_runtime_asks_the_system_kills_nobody() {
-    let program = Program::c(include_str!("../programs/renounce.c")).build(Hooks::Ours);
-    // main and two calls of work; threads have a function of their own.
-    let events = |how: &str| {
-        2 * (1 + 2 * 101)
-            + match how {
-                "family" => 4 * 2 * 1001 + 2 * 2 * 101,
-                "threads" => 4 * 2 * 102,
-                _ => 0,
-            }
-    };
-    for (what, how) in [
-        ("files-kill", "alone"),
-        ("files-kill", "threads"),
-        ("files-kill", "family"),
-        ("files-trap", "threads"),
-        ("files-trap", "family"),
-        ("most-kill", "alone"),
-        ("most-kill", "threads"),
-        ("most-kill", "family"),
-        ("all-kill", "alone"),
-        ("all-kill", "family"),
-    ] {
-        let case = format!("{what} {how}");
-        let (ran, drained, report) = streamed_in(&program.tracing(), &program, &case, 1 << 20);
-        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{case}: {ran}");
-        adds_up(&report, events(how));
-        // A child that may not even ask for its pid has no place in the ring.
-        let lost = if case == "all-kill family" { events(how) - events("alone") } else { 0 };
-        assert_eq!(report.lost(), lost, "{case}: {drained}\n{:?}", report.notices());
-        assert_eq!(report.rows_of("leaf").len(), 1, "{case}: everybody's leaf has its name");
-    }
-    // Into files the recording ends, and is counted.
-    for how in ["alone", "threads", "family"] {
-        let ran = program.tracing().run(&format!("exec ./prog files-kill {how}"));
-        assert_eq!(ran.code, 0, "{ran}");
-        adds_up(&program.report(), events(how));
-    }
-}
-
-/// `syscall`, which the runtime has for its own sake, is libc's to everybody else.
-#[test]
-fn system_calls_by_number_are_what_they_were() {
-    let program = Program::c(
-        r#"
-        #define _GNU_SOURCE
-        #include <errno.h>
-        #include <stdio.h>
-        #include <sys/mman.h>
-        #include <sys/syscall.h>
-        #include <unistd.h>
-        int main(void) {
-            errno = 0;
-            long none = syscall(SYS_close, -1);
-            printf("%ld %d\n", none, errno);
-            /* All six arguments. */
-            char *page = (char *)syscall(SYS_mmap, 0L, 4096L, PROT_READ | PROT_WRITE,
-                                         MAP_PRIVATE | MAP_ANONYMOUS, -1L, 0L);
-            page[4095] = 1;
-            printf("%d %d\n", page[0], syscall(SYS_getpid) == getpid());
-            printf("%ld %d\n", syscall(SYS_mmap, 0L, 4096L, 0, MAP_PRIVATE, -1L, 1L), errno);
-            printf("%ld %d\n", syscall(SYS_seccomp, 77L, 0L, 0L), errno);
-            printf("%ld %d\n", syscall(SYS_seccomp, 1L, 0L, 0L), errno);
-            return 0; }"#,
-    );
-    let plain = program.clone().build(Hooks::None).plain("");
-    assert_eq!(plain.stdout.lines().next(), Some("-1 9"), "{plain}");
-    for link in ["-pie", "-static"] {
-        let (ran, report) = program.clone().flags(&[link]).build(Hooks::Ours).traced("");
-        assert_eq!((ran.code, &ran.stdout), (plain.code, &plain.stdout), "{link}");
-        assert_eq!(report.calls_of("main"), 1, "{link}");
-    }
-}
-
-#[test]
-fn a_thread_that_gives_up_its_clock_goes_on_and_its_calls_are_counted() {
-    let program = Program::c(
-        r#"
-        #include <linux/seccomp.h>
-        #include <stdlib.h>
-        #include <sys/prctl.h>
-        #include <sys/syscall.h>
-        #include <unistd.h>
-        static int leaf(int x) { return x + 1; }
-        static int work(int n) { int s = 0; while (n--) s = leaf(s); return s; }
-        int main(int count, char **argv) {
-            work(atoi(argv[1]));
-            if (argv[2][0] == 't') {
-                /* Given up, and taken back. */
-                if (prctl(PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0)) return 9;
-                work(100);
-                if (prctl(PR_SET_TSC, PR_TSC_ENABLE, 0, 0, 0)) return 9;
-                work(10);
-            }
-            if (argv[2][1] == 'y' ? syscall(SYS_seccomp, SECCOMP_SET_MODE_STRICT, 0, 0)
-                                  : prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0)) return 9;
-            int s = work(100000);
-            write(1, s == 100000 ? "ok\n" : "no\n", 3);
-            syscall(SYS_exit, 0);
-        }"#,
-    )
-    .build(Hooks::Ours);
-    // main, two calls of work, those of leaf; main does not return.
-    let events = |before: u64| 2 * (100_002 + before) + 1;
-    // Around 250 calls the loss note would cross the end of a window.
-    let cases = [(10, "syscall")].into_iter().chain((230..256).map(|before| (before, "strict")));
-    for (before, how) in cases.chain([(10, "strict")]) {
-        let ran = program.tracing().run(&format!("exec ./prog {before} {how}"));
-        assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{how} {before}: {ran}");
-        let report = program.report();
-        adds_up(&report, events(before));
-        assert_eq!(report.lost(), 200_002, "{how} {before}: {:?}", report.notices());
-    }
-    // Beside that: two calls of work and 110 of leaf, of which 101 are lost.
-    program.tracing().ok("exec ./prog 10 tsc");
-    let report = program.report();
-    adds_up(&report, events(10) + 2 * 112);
-    assert_eq!(report.lost(), 200_002 + 202, "{:?}", report.notices());
-    assert_eq!(report.calls_of("leaf"), 20);
-    // Where recording had stopped before.
-    program.tracing().env("TRACE_MAX", "100").ok("exec ./prog 1000 strict");
-    adds_up(&program.report(), events(1000));
-    for version in ["2", "3"] {
-        let shell = program.tracing().env("TRACE_RING", version);
-        let (ran, _, report) = streamed_in(&shell, &program, "10 strict", 1 << 20);
-        assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok\n"), "{ran}");
-        adds_up(&report, events(10));
-        assert_eq!(report.lost(), 200_002, "ring {version}: {:?}", report.notices());
     }
 }
 
@@ -657,69 +471,4 @@ fn a_ring_cut_short_under_threads_in_hooks_harms_none_of_them() {
             unharmed(&shell.run(&format!("exec ./prog {file} {length}")));
         }
     }
-}
-
-/// Children that live all at once, more than the table of a ring has entries. The parent and those in
-/// the table end first; of the others, a third is killed.
-const CROWD: &str = r#"
-    #include <signal.h>
-    #include <stdio.h>
-    #include <stdlib.h>
-    #include <unistd.h>
-    enum { COUNT = 300, FIRST = 150 };
-    static int leaf(int x) { return x + 1; }
-    static int job(int n) { int s = 0; while (n--) s = leaf(s); return s; }
-    __attribute__((no_instrument_function)) static void child(int at, int ready, int go) {
-        char byte = 0;
-        job(20);
-        write(ready, &byte, 1);
-        read(go, &byte, 1);
-        if (at >= FIRST) {
-            /* Longer than a drain waits for a quiet process that ended its recording. */
-            usleep(2500000);
-            job(20);
-            if (at % 3 == 0) kill(getpid(), SIGKILL);
-        }
-        _exit(0);
-    }
-    int main() {
-        int ready[2], go[2];
-        char byte;
-        if (pipe(ready) || pipe(go)) return 9;
-        for (int at = 0; at < COUNT; at++) {
-            pid_t pid = fork();
-            if (pid < 0) return 8;
-            if (!pid) { close(go[1]); child(at, ready[1], go[0]); }
-            if (read(ready[0], &byte, 1) != 1) return 7;
-        }
-        puts("all");
-        return 0;
-    }"#;
-
-#[test]
-fn more_processes_than_the_table_of_a_ring_has_entries_lose_nothing() {
-    let program = Program::c(CROWD).build(Hooks::Ours);
-    let shell = program.tracing().env("TRACE_DIR", "/proc/nowhere");
-    let (ran, drained, report) = streamed_in(&shell, &program, "", 16 << 20);
-    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "all\n", ""), "{ran}");
-    // Of main both, of each call of job 42.
-    adds_up(&report, 2 + 42 * 300 + 42 * 150);
-    assert_eq!(report.lost(), 0, "{drained}\n{:?}", report.notices());
-    assert_eq!(report.calls_of("job"), 450);
-}
-
-#[test]
-fn threads_that_a_version_2_ring_has_no_place_for_are_counted() {
-    let program = Program::c(include_str!("../programs/crowd.c")).build(Hooks::Ours);
-    let shell = program.tracing().env("TRACE_RING", "2");
-    let (ran, _, report) = streamed_in(&shell, &program, "peak once 4500 20", 16 << 20);
-    if ran.code == 3 {
-        return skip(
-            "threads of version 2",
-            "this machine lets a process have fewer than 4500 threads",
-        );
-    }
-    assert_eq!(ran.code, 0, "{ran}");
-    adds_up(&report, 40 * 4500);
-    assert!(report.lost() >= 40 * (4500 - 4096), "{:?}", report.notices());
 }
