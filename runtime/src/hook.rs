@@ -4,7 +4,6 @@
 //! has room; clock, a reservation that a signal handler cannot tear, four stores. All else is
 //! [`slow`].
 
-#[cfg(not(target_arch = "x86_64"))]
 use core::sync::atomic::Ordering::Relaxed;
 
 use callsight_format::{EVENT_BYTES, KIND_ENTER, KIND_EXIT};
@@ -13,9 +12,7 @@ use crate::bytes::Shared;
 use crate::process::{self, Sink};
 use crate::recorder::{has_become_wanted, leave_out, owes_notes, pay_notes, start_thread};
 use crate::threads::{self, UNWANTED};
-#[cfg(not(target_arch = "x86_64"))]
-use crate::window::put;
-use crate::window::{count_loss, late, meta, store};
+use crate::window::{count_loss, late, meta, put, store, turn_page};
 use crate::{arch, clock, filter, sandbox, summary};
 
 arch::hook! {
@@ -99,13 +96,49 @@ unsafe fn aside(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
     }
 }
 
-/// Everything but the usual: first hooks, full windows, other clocks, unwanted threads, the end.
+/// Everything but the usual. The next page of a ring comes first, since a hook that turns a page may not
+/// take more than 400 instructions.
 ///
 /// # Safety
 /// As for the hooks.
 #[cold]
 #[inline(never)]
 pub unsafe extern "C" fn slow(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
+    if !turned_page(func, call_site, kind, stack_pointer) {
+        record_slowly(func, call_site, kind, stack_pointer);
+    }
+}
+
+/// Whether a full page was all that kept an event from being stored directly: it is stored in the next
+/// one then, or counted.
+#[inline(always)]
+fn turned_page(func: usize, call_site: usize, kind: u8, stack_pointer: usize) -> bool {
+    let generation = process::PAGE.direct.load(Relaxed);
+    if generation == 0 {
+        return false;
+    }
+    // SAFETY: where events are stored directly the thread pointer is set.
+    let thread = unsafe { &mut *threads::current() };
+    if thread.generation != generation || owes_notes(thread) || thread.flags & UNWANTED != 0 {
+        return false;
+    }
+    let ts = arch::ticks();
+    let Some(turned) = turn_page(thread, ts) else { return false };
+    match turned {
+        Ok(slot) => {
+            let tail = thread.word | meta(kind, stack_pointer);
+            // SAFETY: the slot is this hook's.
+            unsafe { put(slot, ts, func as u64, call_site as u64, tail) };
+        }
+        Err(Some(cause)) => count_loss(thread, cause, ts),
+        Err(None) => leave_out(),
+    }
+    true
+}
+
+/// The rest: first hooks, full windows, other clocks, unwanted threads, the end.
+#[inline(never)]
+fn record_slowly(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
     if !process::ensure_ready() || process::is_off() {
         if filter::forbids(filter::BEGIN) && !process::is_off() && !process::is_paused() {
             process::count_unbegun();

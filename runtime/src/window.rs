@@ -39,10 +39,8 @@ pub fn store(
             }
             continue;
         }
-        let turns_page = owes_only_anchors(thread);
-        let slot = if turns_page { turn_page(thread, at, ts) } else { open_window(thread, at, ts) };
-        if let Some(slot) = slot? {
-            // SAFETY: both reserve the slot.
+        if let Some(slot) = open_window(thread, at, ts)? {
+            // SAFETY: it is reserved for this event.
             unsafe { put(slot, ts, func, call_site, tail) };
             return Ok(());
         }
@@ -69,22 +67,32 @@ fn owes_only_anchors(thread: &Thread) -> bool {
 }
 
 /// What [`open_window`] does, where [`owes_only_anchors`] holds, in half the instructions: a hook may
-/// take 400, and one reading of the clock is a hundred.
-fn turn_page(thread: &mut Thread, at: usize, ts: u64) -> Result<Option<usize>, Option<Cause>> {
+/// take 400, and one reading of the clock is a hundred. `None` when there is other work: more is owed, or
+/// a signal handler was quicker.
+#[inline(always)]
+pub fn turn_page(thread: &mut Thread, ts: u64) -> Option<Result<usize, Option<Cause>>> {
+    // SAFETY: see `store`.
+    let at = unsafe { (&raw const thread.cursor).read_volatile() };
+    if at & process::window_mask() != 0 || !owes_only_anchors(thread) {
+        return None;
+    }
     let anchor_is_due = clock::is_anchor_due(ts, thread.anchored);
     let anchor = if anchor_is_due { clock::passing_anchor() } else { None };
-    let window = ring::claim(thread, at)?;
+    let window = match ring::claim(thread, at) {
+        Ok(window) => window,
+        Err(cause) => return Some(Err(cause)),
+    };
     let slot = window.first + if anchor.is_some() { EVENT_BYTES } else { 0 };
     // SAFETY: see `store`.
     if unsafe { arch::swap_if_same(&raw mut thread.cursor, at, slot + EVENT_BYTES) } != at {
         ring::give_back(window.first);
-        return Ok(None);
+        return None;
     }
     ring::opened(thread, at, window.first);
     if let Some(anchor) = anchor {
         put_anchor(thread, window.first, ts, anchor);
     }
-    Ok(Some(slot))
+    Some(Ok(slot))
 }
 
 fn put_anchor(thread: &mut Thread, at: usize, ts: u64, (ticks, ns): (u64, u64)) {

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use callsight_format::{EVENT_BYTES, PAGE_HEADER_BYTES, RING_DEFAULT_BYTES, RingLayout};
+
 use crate::job::{PATIENCE, wait_until};
 use crate::outcome::{Outcome, Plan};
 use crate::ringview::RingView;
@@ -110,12 +112,24 @@ pub fn held_by_the_dead(plan: &Plan) -> Outcome {
     ))
 }
 
-/// Instructions of a call with both its hooks, as usual and at most: where a page is left and
-/// another one claimed. The least of several runs, because the kernel's clock is read again when the
-/// kernel has just changed it, which comes often to a program that takes a step at a time.
+/// Instructions of a call with both its hooks, as usual and at most: where a page is left and the next
+/// one is found at the end of the ring, since all others are held.
 pub fn instructions_of_a_call() -> (usize, usize) {
-    let runs = (0..5).map(|_| stepper::costs(&path_of_a_run(), STEPPED_CALLS));
-    runs.min_by_key(|(usual, most)| most - usual).expect("some runs")
+    /// Enough to leave some pages.
+    const CALLS: u32 = 1000;
+    let layout = RingLayout::of(RING_DEFAULT_BYTES);
+    let scene = Scene::new(RING_DEFAULT_BYTES);
+    let records = (u64::from(layout.page_bytes) - PAGE_HEADER_BYTES as u64) / EVENT_BYTES as u64;
+    // But for some at the end, which the stepped program comes to.
+    let calls = u64::from(layout.page_count - 16) * records / 2;
+    let words = [scene.path("filler"), "1".into(), calls.to_string().into(), "0".into()];
+    let filled = scene.program(tally(), &words).end();
+    assert_eq!((filled.code, filled.stdout.as_str()), (0, "done 1\n"), "{filled}");
+    let mut stepped = Stepped::start(&scene, "tally", CALLS);
+    let path = stepped.path();
+    let clock_code = stepped.clock_code();
+    stepped.kill();
+    stepper::costs(&path, &clock_code, CALLS)
 }
 
 /// Every instruction of a run that is not disturbed.

@@ -3,7 +3,8 @@
 //! Stronger than named points in the code: it can be stopped, and killed, behind every instruction
 //! of reserving a slot, storing an event, claiming a page and leaving one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -63,6 +64,18 @@ impl Stepped {
             path.push(at);
             self.step(1);
         }
+    }
+
+    /// Where the kernel's code for reading clocks is in it; nowhere, when it has none.
+    pub fn clock_code(&self) -> Range<u64> {
+        let file = format!("/proc/{}/maps", self.pid);
+        let maps = std::fs::read_to_string(&file).expect("the maps of a stopped program");
+        let range = maps.lines().find(|line| line.ends_with("[vdso]")).and_then(|line| {
+            let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some(number(start)?..number(end)?)
+        });
+        range.unwrap_or(0..0)
     }
 
     /// What it counted.
@@ -135,12 +148,18 @@ pub fn points(path: &[u64], calls: u32) -> Vec<usize> {
 }
 
 /// Instructions of a call with both its hooks, but for its first and last one: the usual number,
-/// and the most.
-pub fn costs(path: &[u64], calls: u32) -> (usize, usize) {
+/// and the most. Those of the kernel's `clock_code` count once a call: it reads a clock again when the
+/// kernel has just changed it, which comes often to a program that takes a step at a time.
+pub fn costs(path: &[u64], clock_code: &Range<u64>, calls: u32) -> (usize, usize) {
     let visits = |of: u64| path.iter().filter(|at| **at == of).count();
     let once_a_call = path.iter().find(|at| visits(**at) == calls as usize).expect("a loop");
     let begins: Vec<usize> = (0..path.len()).filter(|step| path[*step] == *once_a_call).collect();
-    let mut costs: Vec<usize> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let cost = |pair: &[usize]| {
+        let (reads, rest): (Vec<u64>, Vec<u64>) =
+            path[pair[0]..pair[1]].iter().partition(|at| clock_code.contains(at));
+        rest.len() + BTreeSet::from_iter(reads).len()
+    };
+    let mut costs: Vec<usize> = begins.windows(2).map(cost).collect();
     costs.sort_unstable();
     (costs[costs.len() / 2], costs[costs.len() - 1])
 }

@@ -320,40 +320,43 @@ fn fill_losses(page: *const PageHeader, place: &Slot, writer: *const RingWriter,
 const _: () = assert!(offset_of!(PageHeader, lost_before) == 8 + offset_of!(PageHeader, first));
 
 /// Finds a free page, the lowest one first: few pages in turn stay in the caches of both sides.
+#[inline(always)]
 fn take_free_page(owner: u64) -> Option<*const PageHeader> {
+    // Of constants, so that no loop is left of it: it takes longest where all but the last page are held.
+    let base = base();
+    let has_free = |word: &u32| free_bits(base, *word).load(Relaxed) != 0;
+    let word = (0..RING_BITMAP_WORDS as u32).find(has_free)?;
+    take_free_of(word, owner).or_else(|| take_free_behind(word, owner))
+}
+
+#[cold]
+#[inline(never)]
+fn take_free_behind(word: u32, owner: u64) -> Option<*const PageHeader> {
+    (word + 1..RING_BITMAP_WORDS as u32).find_map(|word| take_free_of(word, owner))
+}
+
+/// A free page of those in this word of the free map. The words behind the last page's are there, and say
+/// that nothing is free.
+#[inline(always)]
+fn take_free_of(word: u32, owner: u64) -> Option<*const PageHeader> {
     let (base, layout) = (base(), *layout());
-    let first = base + layout.pages_offset as usize;
-    let words = layout.page_count.div_ceil(64);
-    let mut word = 0;
-    while word < words {
-        // Four at a time where all are held, which is when it takes longest: the words behind the
-        // last page's are there, and say that nothing is free.
-        let at = free_bits(base, word) as *const AtomicU64 as *const u64;
-        let next = |words: usize| word64(at.wrapping_add(words)).load(Relaxed);
-        if word % 4 == 0 && next(0) | next(1) | next(2) | next(3) == 0 {
-            word += 4;
-            continue;
+    let bits = free_bits(base, word);
+    let mut free = bits.load(Relaxed);
+    while free != 0 {
+        let bit = free.trailing_zeros();
+        free &= free - 1;
+        let index = word * 64 + bit;
+        if index >= layout.page_count {
+            break;
         }
-        let bits = free_bits(base, word);
-        let mut free = bits.load(Relaxed);
-        while free != 0 {
-            let bit = free.trailing_zeros();
-            free &= free - 1;
-            let index = word * 64 + bit;
-            if index >= layout.page_count {
-                break;
-            }
-            let page = (first + ((index as usize) << layout.page_bytes.trailing_zeros()))
-                as *const PageHeader;
-            let claimed =
-                field!(word64, page, owner).compare_exchange(0, owner, AcqRel, Relaxed).is_ok();
-            // Also when the claim failed: the bit was a hint, and it was wrong.
-            bits.fetch_and(!(1 << bit), AcqRel);
-            if claimed {
-                return Some(page);
-            }
+        let offset = (index as usize) << layout.page_bytes.trailing_zeros();
+        let page = (base + layout.pages_offset as usize + offset) as *const PageHeader;
+        let claimed = field!(word64, page, owner).compare_exchange(0, owner, AcqRel, Relaxed);
+        // Also when the claim failed: the bit was a hint, and it was wrong.
+        bits.fetch_and(!(1 << bit), AcqRel);
+        if claimed.is_ok() {
+            return Some(page);
         }
-        word += 1;
     }
     None
 }
