@@ -240,16 +240,19 @@ impl Stream {
     }
 
     /// Compares what its notes tell with what its end does: what is told for another cause is the
-    /// same loss, but for torn records, which are always told as that.
+    /// same loss, but for torn records, which are always told as that, and for threads that found no slot,
+    /// which have no notes.
     fn match_notes(&self, dropped: &[u64; CAUSES], ledger: &mut Ledger) {
         let beyond = |some: &[u64; CAUSES], others: &[u64; CAUSES]| -> [u64; CAUSES] {
             std::array::from_fn(|cause| some[cause].saturating_sub(others[cause]))
         };
         let mut untold = beyond(dropped, &self.told);
         let mut misnamed = beyond(&self.told, dropped);
-        let torn = Cause::Torn as usize;
-        misnamed[torn] = 0;
-        ledger.untold[torn] = ledger.untold[torn].saturating_add(std::mem::take(&mut untold[torn]));
+        for cause in [Cause::Torn as usize, Cause::NoSlot as usize] {
+            misnamed[cause] = 0;
+            let untold = std::mem::take(&mut untold[cause]);
+            ledger.untold[cause] = ledger.untold[cause].saturating_add(untold);
+        }
         let same = sum(&untold).min(sum(&misnamed));
         let named = up_to(&untold, same);
         add_to(&mut ledger.misnamed, &up_to(&misnamed, same));

@@ -139,9 +139,9 @@ fn turned_page(func: usize, call_site: usize, kind: u8, stack_pointer: usize) ->
 /// The rest: first hooks, full windows, other clocks, unwanted threads, the end.
 #[inline(never)]
 fn record_slowly(func: usize, call_site: usize, kind: u8, stack_pointer: usize) {
-    if !process::ensure_ready() || process::is_off() {
+    if !process::ensure_ready(kind) || process::is_off() {
         if filter::forbids(filter::BEGIN) && !process::is_off() && !process::is_paused() {
-            process::count_unbegun();
+            process::count_unbegun(kind);
         }
         return;
     }
@@ -156,11 +156,13 @@ fn record_slowly(func: usize, call_site: usize, kind: u8, stack_pointer: usize) 
     }
     if !thread.is_of(process::generation()) {
         if filter::forbids(filter::BEGIN) {
-            return process::count_unbegun();
+            return process::count_unbegun(kind);
         }
-        start_thread(thread);
+        if !start_thread(thread) {
+            return process::count_unbegun(kind);
+        }
     }
-    if thread.flags & UNWANTED != 0 && !has_become_wanted(thread) {
+    if thread.flags & UNWANTED != 0 && !has_become_wanted(thread, kind) {
         return;
     }
     if process::sink() == Sink::Summary {

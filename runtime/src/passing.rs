@@ -4,6 +4,8 @@
 
 use core::arch::global_asm;
 
+use callsight_format::KIND_MARKER;
+
 use crate::arch::nr;
 use crate::{arch, filter, notes, process, recorder, sandbox, sys};
 
@@ -146,7 +148,7 @@ unsafe extern "C" fn call_seccomp(
 /// # Safety
 /// Where the kernel takes it, it is a filter.
 unsafe fn set_filter(program: usize, set: impl FnOnce() -> isize) -> isize {
-    if process::is_off() || !process::ensure_ready() {
+    if process::is_off() || !process::ensure_ready(KIND_MARKER) {
         return set();
     }
     // After `vfork` it is set for a child that has our memory, and a program of its own soon.

@@ -113,6 +113,34 @@ impl Stat {
     }
 }
 
+/// Whether this process runs in the memory of process `pid`, its parent: the child of a `vfork`. Nobody
+/// says so, but what is mapped here is then mapped there. `false` where that cannot be tried.
+pub fn is_in_memory_of(pid: u32) -> bool {
+    // The parent may be trying the same just now.
+    (0..3).all(|_| grows_with_us(pid))
+}
+
+fn grows_with_us(pid: u32) -> bool {
+    // Far more than what threads of that process map meanwhile, in pages of any size.
+    const BYTES: usize = 1 << 30;
+    const LARGEST_PAGE_BYTES: u64 = 64 << 10;
+    const GROWS: u64 = BYTES as u64 / LARGEST_PAGE_BYTES / 2;
+    let Some(before) = mapped_pages(pid) else { return false };
+    let Ok(at) = sys::reserve_addresses(BYTES, 4096) else { return false };
+    let during = mapped_pages(pid).unwrap_or(0);
+    sys::unmap(at, BYTES);
+    during >= before + GROWS && mapped_pages(pid).is_some_and(|after| after + GROWS <= during)
+}
+
+/// How many pages process `pid` has mapped, with or without memory in them.
+fn mapped_pages(pid: u32) -> Option<u64> {
+    let mut path = Text::<32>::new();
+    path.push(b"/proc/").push_number(u64::from(pid)).push(b"/statm");
+    let mut text = [0; 32];
+    let len = Fd::open(path.terminated()?, O_RDONLY, 0).ok()?.read(&mut text);
+    bytes::number(text.get(..len)?.split(|&byte| byte == b' ').next()?)
+}
+
 /// The pid namespace of this process, `pid` in it: inode of `/proc/self/ns/pid`, 0 where nobody says.
 /// `None` where `/proc` is that of another one: what it says of a pid is of another process.
 pub fn pid_namespace(pid: u32) -> Option<u64> {

@@ -11,7 +11,7 @@
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-use callsight_format::{COMMAND_PAUSE, Cause, PROCESS_FORKED, StopReason};
+use callsight_format::{COMMAND_PAUSE, Cause, KIND_ENTER, KIND_MARKER, PROCESS_FORKED, StopReason};
 
 use crate::arch;
 use crate::bytes::{Shared, Text};
@@ -40,6 +40,10 @@ pub struct Page {
     pub pausing: AtomicU32,
     /// Who sets the process up.
     busy_tid: AtomicU32,
+    /// Hooks that came before anything could be stored, not yet told.
+    early_events: AtomicU32,
+    /// Of these, enters: where calls are summed up, these are what is told.
+    early_enters: AtomicU32,
 }
 
 /// See [`Page`].
@@ -49,6 +53,8 @@ pub static PAGE: Page = Page {
     summing: AtomicU32::new(0),
     pausing: AtomicU32::new(0),
     busy_tid: AtomicU32::new(0),
+    early_events: AtomicU32::new(0),
+    early_enters: AtomicU32::new(0),
 };
 
 // Read as one word.
@@ -88,8 +94,6 @@ pub static WINDOW_MASK: AtomicUsize = AtomicUsize::new(0);
 static SINK: AtomicU32 = AtomicU32::new(Sink::File as u32);
 /// Events that may still be recorded under `TRACE_MAX`.
 static EVENTS_LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
-/// Hooks that came before anything could be stored, not yet told.
-static EARLY_EVENTS: AtomicU32 = AtomicU32::new(0);
 /// The modules are not yet in the data.
 static OWES_MODULES: AtomicBool = AtomicBool::new(false);
 
@@ -227,15 +231,16 @@ pub fn sink() -> Sink {
 }
 
 /// Sets the process up if nobody has. `false` when this hook can do nothing: too early for
-/// thread-local storage, or called out of the set-up itself.
+/// thread-local storage, or called out of the set-up itself. Then an event of that `kind` is counted, and
+/// none for `KIND_MARKER`.
 #[inline(always)]
-pub fn ensure_ready() -> bool {
-    PAGE.phase.load(Acquire) == READY || get_ready()
+pub fn ensure_ready(kind: u8) -> bool {
+    PAGE.phase.load(Acquire) == READY || get_ready(kind)
 }
 
 #[cold]
 #[inline(never)]
-fn get_ready() -> bool {
+fn get_ready(kind: u8) -> bool {
     loop {
         match PAGE.phase.load(Acquire) {
             READY => return true,
@@ -243,7 +248,7 @@ fn get_ready() -> bool {
             UNKNOWN => {
                 // A forked child has one: hooks of its parent have used it.
                 if GENERATION.load(Relaxed) == 0 && arch::thread_pointer() == 0 {
-                    EARLY_EVENTS.fetch_add(1, Relaxed);
+                    count_early_event(kind);
                     return false;
                 }
                 let _blocked = SignalsBlocked::new();
@@ -253,13 +258,20 @@ fn get_ready() -> bool {
                 }
                 if PAGE.phase.compare_exchange(UNKNOWN, BUSY, AcqRel, Relaxed).is_ok() {
                     PAGE.busy_tid.store(sys::gettid(), Relaxed);
+                    // One at a time, for it tries what others of this memory would try too.
+                    if is_guest() {
+                        // Before: who begins next tells it.
+                        count_early_event(kind);
+                        PAGE.phase.store(UNKNOWN, Release);
+                        return false;
+                    }
                     set_up();
                     PAGE.phase.store(READY, Release);
                     return true;
                 }
             }
             _ if PAGE.busy_tid.load(Relaxed) == sys::gettid() => {
-                EARLY_EVENTS.fetch_add(1, Relaxed);
+                count_early_event(kind);
                 return false;
             }
             _ => sys::yield_now(),
@@ -267,18 +279,71 @@ fn get_ready() -> bool {
     }
 }
 
-/// Counts an event of a process or thread that may not even ask who it is; see [`filter`].
-pub fn count_unbegun() {
-    match sink() {
-        Sink::Ring => ring::count_unattached(),
-        Sink::File => file::count_shared_loss(Cause::NoSlot),
-        Sink::Stream | Sink::Summary => {}
+/// Counts an event of one that cannot begin: it may not even ask who it is (see [`filter`]), or is the child
+/// of a `vfork`.
+pub fn count_unbegun(kind: u8) {
+    // An enter stands for its exit where calls are summed up.
+    let events = match sink() {
+        Sink::Summary if kind == KIND_ENTER => 2,
+        Sink::Summary => 0,
+        Sink::File | Sink::Ring | Sink::Stream => 1,
+    };
+    if !count_for_all(events) {
+        count_early_event(kind);
+        settle_early_events();
     }
 }
 
-/// How many hooks came before anything could be stored: each is given once.
+/// Counts events where those of threads without a place are counted; whether there is such a place by now.
+fn count_for_all(events: u32) -> bool {
+    match sink() {
+        Sink::Ring => {
+            ring::count_unattached(events);
+            true
+        }
+        Sink::File => file::count_shared_loss(Cause::NoSlot, events),
+        Sink::Summary => summary::count_unbegun(events / 2),
+        Sink::Stream => false,
+    }
+}
+
+/// Counts those again that came when there was no place for it. Called when there is one.
+pub fn settle_early_events() {
+    let events = take_early_events();
+    if events > 0 && !count_for_all(events) {
+        PAGE.early_events.fetch_add(events, SeqCst);
+        PAGE.early_enters.fetch_add(events / 2, SeqCst);
+    }
+}
+
+/// Whether this is the child of a `vfork`, before its parent was set up. It would set the parent up as
+/// itself: a process that is soon gone, whose windows are then free for others.
+fn is_guest() -> bool {
+    !filter::forbids(filter::PARENT) && proc_fs::is_in_memory_of(sys::getppid())
+}
+
+/// The same, where the parent is set up: a thread of it that has had no hook before its `vfork` may not
+/// begin as a thread of the child.
+pub fn is_run_by_guest() -> bool {
+    sys::getpid() != identity().pid
+}
+
+/// Counts an event that comes before there is anything to store it in. The next thread that begins tells
+/// it, or the process at its end.
+fn count_early_event(kind: u8) {
+    PAGE.early_events.fetch_add((kind != KIND_MARKER).into(), SeqCst);
+    PAGE.early_enters.fetch_add((kind == KIND_ENTER).into(), SeqCst);
+}
+
+/// How many hooks came before anything could be stored: each is given once. Where calls are summed up, two
+/// for each call.
 pub fn take_early_events() -> u32 {
-    if EARLY_EVENTS.load(Relaxed) == 0 { 0 } else { EARLY_EVENTS.swap(0, Relaxed) }
+    if PAGE.early_events.load(SeqCst) == 0 {
+        return 0;
+    }
+    let enters = PAGE.early_enters.swap(0, SeqCst);
+    let events = PAGE.early_events.swap(0, SeqCst);
+    if sink() == Sink::Summary { 2 * enters } else { events }
 }
 
 /// Everything that is done once a process. Signals are blocked, no other thread is past
@@ -297,9 +362,6 @@ fn set_up() {
         LATE.store(false, Relaxed);
     }
     if !forked {
-        if is_child {
-            EARLY_EVENTS.store(0, Relaxed);
-        }
         config::read();
         if !config::get().enabled {
             GATE.off.store(1, Relaxed);
@@ -435,6 +497,9 @@ pub fn return_quota(unused: usize) {
 /// stored too, at once and slowly.
 extern "C" fn close() {
     if PAGE.phase.load(Acquire) != READY || is_off() || sandbox::holds_caller() {
+        return;
+    }
+    if !filter::forbids(filter::BEGIN) && is_run_by_guest() {
         return;
     }
     if sink() == Sink::Summary {

@@ -11,9 +11,14 @@ use crate::threads::{self, EARLY, OWES_NAME, OWES_PROCESS, TELLS, Thread, UNWANT
 use crate::window::{meta, store, tid_word};
 use crate::{clock, config, file, filter, ring, sandbox, summary};
 
-/// The first hook of a thread, of a forked child's thread, or after libc zeroed the block.
-pub fn start_thread(thread: &mut Thread) {
+/// The first hook of a thread, of a forked child's thread, or after libc zeroed the block. `false` for the
+/// child of a `vfork`, of whose calls [`process::count_unbegun`] is told.
+#[must_use]
+pub fn start_thread(thread: &mut Thread) -> bool {
     let _blocked = SignalsBlocked::new();
+    if process::is_run_by_guest() {
+        return false;
+    }
     let tid = sys::gettid();
     let me = process::identity();
     thread.cursor = 0;
@@ -30,9 +35,10 @@ pub fn start_thread(thread: &mut Thread) {
     if !config::get().wants_thread(name_of(&sys::thread_name())) {
         // Without a window every hook comes the slow way.
         thread.flags |= UNWANTED;
-        return;
+    } else {
+        take_place(thread, me.pid, tid);
     }
-    take_place(thread, me.pid, tid);
+    true
 }
 
 /// Gives the calling thread what it needs to store events, if there is any left.
@@ -73,7 +79,7 @@ fn end_of_events(slot: &threads::Slot) -> usize {
 
 /// `TRACE_THREADS` is compared again at each of the first 64 hooks, then at every 64th: threads
 /// are often named after they started.
-pub fn has_become_wanted(thread: &mut Thread) -> bool {
+pub fn has_become_wanted(thread: &mut Thread, kind: u8) -> bool {
     thread.skipped = thread.skipped.saturating_add(1);
     let ask = thread.skipped <= 64 || thread.skipped.is_multiple_of(64);
     if !ask || !config::get().wants_thread(name_of(&sys::thread_name())) {
@@ -81,7 +87,11 @@ pub fn has_become_wanted(thread: &mut Thread) -> bool {
     }
     // This hook is not among those that were missed.
     let missed = thread.skipped - 1;
-    start_thread(thread);
+    if !start_thread(thread) {
+        thread.skipped = missed;
+        process::count_unbegun(kind);
+        return false;
+    }
     thread.skipped = thread.skipped.saturating_add(missed);
     thread.flags & UNWANTED == 0
 }
@@ -198,6 +208,7 @@ pub fn tell_modules() {
 /// files the latter two are the last records, which [`file::close`] writes.
 pub fn tell_modules_and_end() {
     with_ready_thread(|thread| {
+        tell_early_events(thread);
         if process::sink() == Sink::File {
             notes::modules(false, &mut |func, site| store_note(thread, func, site));
         } else if thread.flags & UNWANTED == 0 {
@@ -206,6 +217,15 @@ pub fn tell_modules_and_end() {
             tell_end_unrecorded(thread);
         }
     });
+}
+
+/// What nobody has told, since no thread has begun since.
+fn tell_early_events(thread: &mut Thread) {
+    let events = u64::from(process::take_early_events());
+    if events > 0 && thread.flags & UNWANTED == 0 {
+        let note = LossNote { cause: Cause::Reentrant as u32, events, first: 0, last: 0 };
+        notes::loss(&note, &mut |func, site| store_note(thread, func, site));
+    }
 }
 
 fn tell_end(thread: &mut Thread) {
@@ -235,7 +255,7 @@ pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
     if process::is_off() || process::generation() == 0 || process::is_late() {
         return;
     }
-    if !process::ensure_ready() || process::is_off() {
+    if !process::ensure_ready(KIND_MARKER) || process::is_off() {
         return;
     }
     // SAFETY: the thread pointer is set: the process is ready.
@@ -247,7 +267,9 @@ pub fn with_ready_thread(work: impl FnOnce(&mut Thread)) {
         if filter::forbids(filter::BEGIN) {
             return;
         }
-        start_thread(thread);
+        if !start_thread(thread) {
+            return;
+        }
     }
     // A handler of a signal may have come in between.
     let tells_already = thread.flags & TELLS;

@@ -57,7 +57,9 @@ pub fn count_loss(thread: &Thread, kind: u8) {
             thread.sandbox_lost.fetch_add(1, Relaxed);
             file::write_count(thread.sandbox_word, Cause::Stopped, &thread.sandbox_lost);
         }
-        Sink::File => file::count_shared_loss(Cause::Stopped),
+        Sink::File => {
+            file::count_shared_loss(Cause::Stopped, 1);
+        }
         Sink::Ring => ring::count_loss(thread, Cause::Stopped, thread.anchored),
         Sink::Stream => stream::count_loss(thread, 1, thread.anchored),
         Sink::Summary => summary::count_loss(thread, kind),

@@ -204,3 +204,144 @@ fn a_fork_while_another_thread_makes_the_ring_goes_into_that_ring() {
         assert_eq!(report.lost(), 0, "{turns}: {:?}", report.notices());
     }
 }
+
+/// Children of `vfork`, which run in their parent's memory, make ten calls before the thread that waits for
+/// them has made one. What else there is: nothing (`alone`), a thread that comes afterwards (`after`), one
+/// that waits meanwhile (`waiting`), one that has made calls already (`before`), and that one with no call by
+/// the first (`never`).
+const GUESTS: &str = r#"
+#define _DEFAULT_SOURCE
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define PLAIN __attribute__((no_instrument_function))
+static volatile int has_begun, may_go_on;
+__attribute__((noinline)) static int leaf(int count) { return count + 1; }
+PLAIN static void calls(int count)
+{
+    while (count--)
+        leaf(count);
+}
+PLAIN static void *thread(void *begins)
+{
+    if (begins)
+        calls(1);
+    has_begun = 1;
+    while (!may_go_on)
+        usleep(100);
+    calls(500);
+    return begins;
+}
+PLAIN int main(int count, char **words)
+{
+    const char *what = count > 1 ? words[1] : "";
+    pthread_t other;
+    int begins = !strcmp(what, "before") || !strcmp(what, "never");
+    if (begins || !strcmp(what, "waiting")) {
+        pthread_create(&other, NULL, thread, begins ? &other : NULL);
+        while (!has_begun)
+            usleep(100);
+    }
+    for (int child = 0; child < 5; child++) {
+        pid_t pid = vfork();
+        if (pid == 0) {
+            leaf(0);
+            leaf(1);
+            _exit(0);
+        }
+        waitpid(pid, NULL, 0);
+    }
+    may_go_on = 1;
+    if (!strcmp(what, "after"))
+        pthread_create(&other, NULL, thread, NULL);
+    if (strcmp(what, "never"))
+        calls(50);
+    if (strcmp(what, "alone"))
+        pthread_join(other, NULL);
+    return 0;
+}
+"#;
+
+#[test]
+fn what_a_vfork_child_calls_before_its_parent_is_counted_and_leaves_the_parent_as_it_was() {
+    let program = Program::c(GUESTS).build(Hooks::Ours);
+    let all = [("alone", 50), ("after", 550), ("waiting", 550), ("before", 551), ("never", 501)];
+    for (what, calls) in all {
+        let counts =
+            |report: &Report| (report.calls_of("leaf"), report.lost(), report.number("threads"));
+        let threads = if what == "alone" || what == "never" { 1 } else { 2 };
+        let (ran, report) = program.traced(what);
+        assert_eq!(ran.code, 0, "files, {what}: {ran}");
+        assert_eq!(counts(&report), (calls, 20, threads), "files, {what}: {:?}", report.notices());
+        let shell = program.tracing();
+        let (ran, drained, report) = streamed_in(&shell, &program, what, 1 << 20);
+        assert_eq!(ran.code, 0, "ring, {what}: {ran}");
+        assert_eq!(counts(&report), (calls, 20, threads), "ring, {what}: {drained}");
+        program.tracing().env("TRACE_MODE", "summary").ok(&format!("exec ./prog {what}"));
+        let report = Report::of(&program.shell(), &["traces", "--exe", "prog"]);
+        let counts = (report.calls_of("leaf"), report.lost());
+        assert_eq!(counts, (calls, 10), "summary, {what}: {:?}", report.notices());
+    }
+}
+
+/// Forty children in which two threads make their first calls while the third, which never makes one, is
+/// suspended by its `vfork`. They end at once, with no last word.
+const GUESTS_AT_ONCE: &str = r#"
+#define _DEFAULT_SOURCE
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define PLAIN __attribute__((no_instrument_function))
+static volatile int may_go_on;
+__attribute__((noinline)) static int leaf(int count) { return count + 1; }
+PLAIN static void *thread(void *nothing)
+{
+    while (!may_go_on)
+        ;
+    for (int call = 0; call < 5; call++)
+        leaf(call);
+    return nothing;
+}
+PLAIN static void round_of(int number)
+{
+    pthread_t threads[2];
+    for (int each = 0; each < 2; each++)
+        pthread_create(&threads[each], NULL, thread, NULL);
+    may_go_on = 1;
+    for (volatile int turn = number * 500; turn > 0; turn--)
+        ;
+    pid_t child = vfork();
+    if (child == 0) {
+        leaf(0);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    for (int each = 0; each < 2; each++)
+        pthread_join(threads[each], NULL);
+}
+PLAIN int main(void)
+{
+    for (int number = 0; number < 40; number++) {
+        pid_t child = fork();
+        if (child == 0) {
+            round_of(number);
+            _exit(0);
+        }
+        waitpid(child, NULL, 0);
+    }
+    return 0;
+}
+"#;
+
+#[test]
+fn what_a_vfork_child_calls_while_its_parents_threads_begin_is_counted() {
+    let program = Program::c(GUESTS_AT_ONCE).build(Hooks::Ours);
+    let (ran, report) = program.traced("");
+    assert_eq!(ran.code, 0, "{ran}");
+    let counts = |report: &Report| (report.calls_of("leaf"), report.lost());
+    assert_eq!(counts(&report), (400, 80), "files: {:?}", report.notices());
+    program.tracing().env("TRACE_MODE", "summary").ok("exec ./prog");
+    let report = Report::of(&program.shell(), &["traces", "--exe", "prog"]);
+    assert_eq!(counts(&report), (400, 40), "summary: {:?}", report.notices());
+}

@@ -179,23 +179,27 @@ pub fn count_loss(thread: &Thread, cause: Cause, ts: u64) {
             return;
         }
     }
-    count_shared_loss(cause);
+    count_shared_loss(cause, 1);
 }
 
-/// Counts an event among those of threads without a place of their own. No system call.
-pub fn count_shared_loss(cause: Cause) {
+/// Counts events among those of threads without a place of their own; whether there is a segment to count
+/// them in. No system call.
+pub fn count_shared_loss(cause: Cause, events: u32) -> bool {
     let word = SHARED_LOSS_WORD.load(Relaxed) as usize;
     if word != 0 {
-        SHARED_LOST.fetch_add(1, Relaxed);
-        return write_count(word, cause, &SHARED_LOST);
+        SHARED_LOST.fetch_add(events.into(), Relaxed);
+        write_count(word, cause, &SHARED_LOST);
+        return true;
     }
-    let word = HEAD_LOSS_WORD.load(Relaxed) as *const AtomicU64;
+    let word = HEAD_LOSS_WORD.load(SeqCst) as *const AtomicU64;
     // SAFETY: null, or in a segment that stays mapped: the current one, or in a forked child the one
     // that its parent had then.
-    if let Some(word) = unsafe { word.as_ref() } {
+    let word = unsafe { word.as_ref() };
+    if let Some(word) = word {
         // By addition: several processes may count here.
-        word.fetch_add(notes::ONE_LOST, Relaxed);
+        word.fetch_add(notes::ONE_LOST * u64::from(events), Relaxed);
     }
+    word.is_some()
 }
 
 /// Raises a count in place: one store, whole at any moment. Asks again, because a signal handler or

@@ -343,7 +343,8 @@ impl State {
         if let Some(stop) = full {
             return Err(stop);
         }
-        HEAD_LOSS_WORD.store(at + NOTE_COUNT_OFFSET, Release);
+        HEAD_LOSS_WORD.store(at + NOTE_COUNT_OFFSET, SeqCst);
+        process::settle_early_events();
         let segment = self.current().ok_or(Stop::io(0))?;
         let first = segment.base + segment.next;
         segment.next = (segment.next / WINDOW_BYTES + 1) * WINDOW_BYTES;

@@ -469,9 +469,9 @@ fn initialise(base: usize, layout: &RingLayout, version: u32) {
     }
 }
 
-/// Counts an event of a thread that has no place, whose process may not have attached.
-pub fn count_unattached() {
-    field!(word64, control(base()), no_slot).fetch_add(1, Relaxed);
+/// Counts events of threads that have no place, whose process may not have attached.
+pub fn count_unattached(events: u32) {
+    field!(word64, control(base()), no_slot).fetch_add(events.into(), Relaxed);
 }
 
 fn has_dropped(place: &Slot) -> bool {

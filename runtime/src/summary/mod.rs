@@ -85,7 +85,9 @@ pub fn start(slot: &Slot, tid: u32) -> usize {
     }
     // SAFETY: as above.
     let header = unsafe { (*sheet).file };
-    let _ = SHARED.compare_exchange(0, header, AcqRel, Relaxed);
+    if SHARED.compare_exchange(0, header, SeqCst, Relaxed).is_ok() {
+        process::settle_early_events();
+    }
     sheet as usize
 }
 
@@ -177,21 +179,35 @@ pub fn count_loss(thread: &Thread, kind: u8) {
     count_missing(thread, u64::from(kind == KIND_ENTER));
 }
 
+/// Counts calls of one that cannot begin; whether there is a file to count them in.
+pub fn count_unbegun(calls: u32) -> bool {
+    count_missing_in(0, calls.into())
+}
+
 fn count_missing(thread: &Thread, calls: u64) {
     let sheet = thread.cursor as *mut Sheet;
     // SAFETY: null, or this thread's.
-    let own = unsafe { sheet.as_ref() }.map_or(0, |sheet| sheet.file);
+    count_missing_in(unsafe { sheet.as_ref() }.map_or(0, |sheet| sheet.file), calls);
+}
+
+/// Counts calls in the header at `own`, or where that is 0 in one that is shared; whether there is one.
+fn count_missing_in(own: usize, calls: u64) -> bool {
     let headers = [own, SHARED.load(Acquire), PARENTS.load(Relaxed)];
-    let header = headers.into_iter().find(|&header| header != 0).unwrap_or(0) as *mut SummaryHeader;
-    if !header.is_null() && calls > 0 {
+    let Some(header) = headers.into_iter().find(|&header| header != 0) else { return false };
+    let header = header as *mut SummaryHeader;
+    if calls > 0 {
         // SAFETY: a header in a mapped file; several threads may share it.
         unsafe { AtomicU64::from_ptr(&raw mut (*header).truncated) }.fetch_add(calls, Relaxed);
     }
+    true
 }
 
 /// Ends the open calls of the calling thread and of those that are gone: the process ends, and what
 /// goes on in the others until then nobody knows.
 pub fn close(pid: u32, tid: u32) {
+    // SAFETY: a process that sums calls up has thread-local storage.
+    let thread = unsafe { &*threads::current() };
+    count_missing(thread, u64::from(process::take_early_events() / 2));
     for slot in threads::slots() {
         let sheet = slot.window.load(Acquire) as *mut Sheet;
         let of = slot.tid.load(Relaxed);
