@@ -40,13 +40,13 @@ pub struct Options {
 /// Nothing to report on, or names that would be wrong; see [`Error`].
 pub fn analyze(paths: &[PathBuf], options: &Options) -> Result<Report, Error> {
     let finder = Finder::new(&options.exes)?;
-    let capture = Capture::open(paths)?;
+    let mut capture = Capture::open(paths)?;
     let mut surveys: Vec<Survey> =
         capture.groups.iter().map(Survey::of).collect::<Result<_, _>>()?;
     inherit_modules(&mut surveys);
     check_exes(&finder, &surveys)?;
     let files = CodeFiles::new(&finder);
-    let mut analysis = Analysis::new(options, &finder, &surveys, &capture);
+    let mut analysis = Analysis::new(options, &finder, &surveys, &mut capture);
     for (group, survey) in capture.groups.iter().zip(&surveys) {
         analysis.add_group(group, survey, &files)?;
     }
@@ -74,10 +74,9 @@ impl<'o> Analysis<'o> {
         options: &'o Options,
         finder: &Finder,
         surveys: &[Survey],
-        capture: &Capture,
+        capture: &mut Capture,
     ) -> Analysis<'o> {
-        let mut doubts = Doubts::default();
-        capture.notices.iter().for_each(|notice| doubts.say(notice.clone()));
+        let doubts = Doubts::new(std::mem::take(&mut capture.notices));
         let mut analysis = Analysis {
             options,
             anchors: FxHashMap::default(),
@@ -123,11 +122,10 @@ impl<'o> Analysis<'o> {
     ) -> Result<(), Error> {
         let lives: Vec<(u32, u64)> = lives(group, survey).collect();
         let Some(clock) = self.clock(&group.origin, group.in_ticks(), &lives) else {
-            self.doubts.say(format!(
-                "left out: {}: its times are clock ticks, and neither its header nor an anchor \
-                 says how long a tick is",
-                group.name()
-            ));
+            let name = group.name();
+            let why = "its times are clock ticks, and neither its header nor an anchor says how \
+                       long a tick is";
+            self.doubts.said.leave_out(&name, &format!("{name}: {why}"));
             return Ok(());
         };
         let matched = match_calls(group, survey, files, self.options.detail)?;
@@ -219,13 +217,15 @@ impl<'o> Analysis<'o> {
     fn add_summary(&mut self, path: &std::path::Path) {
         let summary = match Summary::read(path) {
             Ok(summary) => summary,
-            Err(error) => return self.doubts.say(format!("left out: {error}")),
+            Err(error) => {
+                let path = path.display().to_string();
+                return self.doubts.said.leave_out(&path, &error.to_string());
+            }
         };
         let Some(clock) = self.clock(&summary.origin, summary.in_ticks(), &[]) else {
-            let path = path.display();
-            return self
-                .doubts
-                .say(format!("left out: {path}: it does not say how long a tick is"));
+            let path = path.display().to_string();
+            let why = format!("{path}: it does not say how long a tick is");
+            return self.doubts.said.leave_out(&path, &why);
         };
         self.assembly.add_summary(&summary, &clock);
         let span_ns = clock.duration_ns(summary.span).round() as u64;

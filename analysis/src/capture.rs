@@ -21,6 +21,7 @@ use callsight_format::{
 
 use crate::Error;
 use crate::chunks::begins_with_chunk;
+use crate::sentences::Sentences;
 use crate::streams::arrange;
 
 /// The files of a request.
@@ -31,7 +32,7 @@ pub struct Capture {
     /// Summary files.
     pub summaries: Vec<PathBuf>,
     /// Files that were left out, and why.
-    pub notices: Vec<String>,
+    pub notices: Sentences,
 }
 
 /// The segments of one life of a process or of one stream, in the order they were written.
@@ -99,7 +100,8 @@ impl Capture {
 }
 
 impl Segment {
-    /// Its file, from `offset` on.
+    /// Its file, from `offset` to the end that it had when it was opened: who writes to it still may
+    /// add more before it is read again.
     ///
     /// # Errors
     /// Why it cannot be opened or read.
@@ -108,7 +110,7 @@ impl Segment {
             Some(file) => Arc::clone(file),
             None => Arc::new(File::open(&self.path)?),
         };
-        Ok(FileFrom { file, offset })
+        Ok(FileFrom { file, offset, end: self.bytes })
     }
 
     /// Whether it holds chunks, whose records are numbered.
@@ -121,11 +123,14 @@ impl Segment {
 pub struct FileFrom {
     file: Arc<File>,
     offset: u64,
+    end: u64,
 }
 
 impl Read for FileFrom {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buffer, self.offset)?;
+        let left = usize::try_from(self.end.saturating_sub(self.offset)).unwrap_or(usize::MAX);
+        let want = left.min(buffer.len());
+        let read = self.file.read_at(&mut buffer[..want], self.offset)?;
         self.offset += read as u64;
         Ok(read)
     }
@@ -216,7 +221,7 @@ impl Finder {
             match opened {
                 Ok(opened) => self.take(path, opened),
                 Err(_) if is_behind(&path, &newest) && is_blank(&path) => self.files += 1,
-                Err(error) => self.leave_out(error),
+                Err(error) => self.leave_out(&path, &error),
             }
         }
         Ok(())
@@ -244,9 +249,9 @@ impl Finder {
         Ok(opened)
     }
 
-    fn leave_out(&mut self, error: Error) {
+    fn leave_out(&mut self, path: &Path, error: &Error) {
         self.files += 1;
-        self.capture.notices.push(format!("left out: {error}"));
+        self.capture.notices.leave_out(&path.display().to_string(), &error.to_string());
     }
 
     fn take(&mut self, path: PathBuf, opened: Opened) {
@@ -262,7 +267,7 @@ impl Finder {
         let name = NameNumbers::of(&path);
         let mapped = is_mapped(&header);
         if let Some(named) = name.filter(|_| mapped).filter(|named| !named.agrees_with(&header)) {
-            self.capture.notices.push(format!(
+            self.capture.notices.say(format!(
                 "left out: {}: it holds segment {} of process {}, not segment {} of process {}",
                 path.display(),
                 header.seq,
@@ -316,7 +321,7 @@ impl Finder {
         self.capture.summaries.sort();
         self.capture.summaries.dedup();
         if self.capture.groups.is_empty() && self.capture.summaries.is_empty() {
-            let first = self.capture.notices.into_iter().next().unwrap_or_default();
+            let first = self.capture.notices.into_lines().into_iter().next().unwrap_or_default();
             return Err(Error::NothingUsable { files: self.files, first });
         }
         Ok(self.capture)

@@ -4,7 +4,6 @@
 //! one is taken from the next. Records that came before a server had greeted have no numbers: they
 //! are taken from one capture, and from none where another one has them in blocks.
 
-use std::fs::File;
 use std::io;
 
 use callsight_format::{
@@ -12,7 +11,7 @@ use callsight_format::{
 };
 
 use crate::Error;
-use crate::capture::Segment;
+use crate::capture::{FileFrom, Segment};
 use crate::chunks::{Chunk, Chunks};
 use crate::ledger::field;
 use crate::packed::open;
@@ -23,7 +22,7 @@ struct Copy<'s> {
     /// What is not read yet, the segment that is read first.
     segments: &'s [Segment],
     /// Those of that segment; the one at the front comes next.
-    chunks: Option<Chunks<File>>,
+    chunks: Option<Chunks<FileFrom>>,
     /// What its sink said last.
     said: Vec<u8>,
 }

@@ -1,8 +1,9 @@
 //! Captures to answers: reads event files, matches enters and exits, names functions, adds up.
 //!
 //! [`analyze()`] takes directories or files and gives a [`Report`], which is plain data and can
-//! write itself as text, JSON, folded stacks or a table of callers. Works in two passes with a
-//! fixed buffer: memory follows from functions, paths and threads, not from the length of a trace.
+//! write itself as text, JSON, folded stacks or a table of callers. Works in two passes, which see the
+//! same of files that are written to meanwhile, with a fixed buffer: memory follows from functions,
+//! paths and threads, not from the length of a trace.
 //!
 //! Nothing in a capture is trusted: a loss is a number in the report, damage a sentence in
 //! [`Report::notices`], and only a request that cannot be answered an [`Error`]. Knows nothing of
@@ -35,6 +36,7 @@ mod overhead;
 mod packed;
 mod paths;
 mod report;
+mod sentences;
 mod settle;
 mod space;
 mod stack;
@@ -44,6 +46,7 @@ mod summed;
 mod survey;
 mod tables;
 mod tool;
+mod unfinished;
 mod walk;
 
 pub use analyze::{Options, analyze};

@@ -17,7 +17,7 @@ use crate::numbers::WriterId;
 use crate::stack::{Stack, Tally};
 use crate::survey::Survey;
 use crate::tables::{Detail, Tables};
-use crate::walk::{Visitor, walk};
+use crate::walk::{Visitor, walk_again};
 
 /// Threads of one group that are followed: more are of a damaged or foreign file.
 pub const MOST_LIVES: usize = 1_000_000;
@@ -111,7 +111,7 @@ fn match_up_to<'s>(
             bad_blocks: 0,
         },
     };
-    let bad_blocks = walk(group, &mut matcher)?.oddities.bad_blocks;
+    let bad_blocks = walk_again(group, &survey.unfinished, &mut matcher)?.oddities.bad_blocks;
     Ok(Matched { bad_blocks, ..matcher.finish() })
 }
 

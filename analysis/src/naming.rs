@@ -9,7 +9,8 @@ use crate::Error;
 use crate::assembly::{Assembly, EdgeKey, RowSum};
 use crate::elf::{Binary, Location, Name};
 use crate::modules::{Finder, Module, ModuleId, Source};
-use crate::report::{CallerRow, Durations, PathRow, Report, Row, counted};
+use crate::report::{CallerRow, Durations, PathRow, Report, Row};
+use crate::sentences::Sentences;
 use crate::tool;
 
 /// Puts the functions, callers and paths of `assembly` into `report`, with names.
@@ -123,7 +124,8 @@ fn better(told: Name, own: Name) -> Name {
 }
 
 fn unnamed_notices(assembly: &Assembly, sources: &[Source], names: &[Name]) -> Vec<String> {
-    let mut notices = Vec::new();
+    // Programs that do not say which they are have a module for each process.
+    let mut notices = Sentences::default();
     let indexed = assembly.rows.iter().enumerate().map(|(index, row)| (row.module, index));
     for (id, indexes) in by_module(indexed) {
         let module = &assembly.modules.list()[id];
@@ -132,25 +134,25 @@ fn unnamed_notices(assembly: &Assembly, sources: &[Source], names: &[Name]) -> V
         match &sources[id] {
             Source::Missing(why) => {
                 let of = what(module);
-                notices.push(counted(
+                notices.count(
                     total as u64,
                     &format!("function of {of} has no name: {why}"),
                     &format!("functions of {of} have no name: {why}"),
-                ));
+                );
             }
             Source::Binary(binary) => {
                 let path = binary.path.display();
                 if unnamed > 0 {
-                    notices.push(counted(
+                    notices.count(
                         unnamed as u64,
                         &format!("function has no name: {path} has no function at its address"),
                         &format!(
                             "functions have no name: {path} has no function at their addresses"
                         ),
-                    ));
+                    );
                 }
                 if module.assumed {
-                    notices.push(format!(
+                    notices.say(format!(
                         "the capture has no build-id: nothing proves that {path} is the program \
                          that was traced"
                     ));
@@ -158,7 +160,7 @@ fn unnamed_notices(assembly: &Assembly, sources: &[Source], names: &[Name]) -> V
             }
         }
     }
-    notices
+    notices.into_lines()
 }
 
 /// Binaries that the user named beside the first one, which alone stands for a program that says nothing of

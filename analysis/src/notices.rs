@@ -12,6 +12,7 @@ use crate::clock::{Clock, RateSource};
 use crate::matcher::{MOST_FUNCTIONS, MOST_LIVES};
 use crate::oddities::Oddities;
 use crate::report::{Mode, ProcessRow, Report, counted};
+use crate::sentences::{Sentences, listed};
 use crate::survey::{MOST_PROCESSES, Survey};
 
 /// The rates of header and anchors may differ by this much before it is said: measuring for some
@@ -20,9 +21,6 @@ const RATE_TOLERANCE: f64 = 0.02;
 
 /// A clock may step back by this much before it is said: those of two cores may differ a little.
 const STEP_TOLERANCE_NS: f64 = 1e6;
-
-/// How many processes are named in one sentence.
-const NAMED: usize = 3;
 
 /// Adds up what all groups say about losses, and says it.
 #[derive(Debug, Default)]
@@ -39,8 +37,10 @@ pub struct Doubts {
     ignored_module_changes: u64,
     ignored_processes: u64,
     oddities: Oddities,
-    seen: BTreeSet<String>,
-    lines: Vec<String>,
+    /// What is said already; losses go ahead of it.
+    pub said: Sentences,
+    /// Whose header states a wrong clock rate, and the rates of these divided by the true ones.
+    off_rates: (Vec<String>, Vec<f64>),
     greatest_step_back_ns: f64,
     skipped_events: u64,
     mismatches_resumed: u64,
@@ -49,6 +49,11 @@ pub struct Doubts {
 }
 
 impl Doubts {
+    /// Doubts beside what is said already.
+    pub fn new(said: Sentences) -> Doubts {
+        Doubts { said, ..Doubts::default() }
+    }
+
     /// What a group says of itself.
     pub fn add_group(
         &mut self,
@@ -86,15 +91,20 @@ impl Doubts {
         self.ignored_processes += survey.ignored_processes;
         let name = group.name();
         if group.wrapped && survey.wrapped_segments == 0 {
-            self.say(format!("{name}: older segments were rotated away; its beginning is missing"));
+            self.said.say_of(&name, ": older segments were rotated away; the beginning is missing");
         }
-        survey.limits.iter().for_each(|(code, payload)| self.say(limit(*code, *payload, &name)));
+        for (code, payload) in &survey.limits {
+            self.said.say_of(&name, &format!(": recording stopped {}", limit(*code, *payload)));
+        }
         survey.stops.iter().for_each(|(reason, text)| self.add_stop(*reason, text, &name));
         if survey.interruptions > 0 {
-            let times = counted(survey.interruptions, "time", "times");
-            self.say(format!(
-                "{name} broke off {times} and was taken up again; events in between may be missing"
-            ));
+            self.said.count_of(
+                &name,
+                " broke off ",
+                survey.interruptions,
+                "time and went on again; events in between may be missing",
+                "times and went on again; events in between may be missing",
+            );
         }
         self.add_clock(clock, &name);
         if survey.processes.len() == 1 {
@@ -111,27 +121,37 @@ impl Doubts {
         sum.left_in_ring = sum.left_in_ring.saturating_add(account.left_in_ring);
         sum.unaccounted = sum.unaccounted.saturating_add(account.unaccounted);
         if account.unaccounted != 0 {
-            let records = counted(account.unaccounted.unsigned_abs(), "record", "records");
             let than = if account.unaccounted > 0 { "more" } else { "fewer" };
-            self.say(format!(
-                "{name}: unaccounted: its end says that {records} {than} were emitted than are \
-                 here or were dropped; its last chunks are damaged?"
-            ));
+            let rest = "emitted than are here or were dropped; its last chunks are damaged?";
+            self.said.count_of(
+                name,
+                ": unaccounted: its end says that ",
+                account.unaccounted.unsigned_abs(),
+                &format!("record {than} was {rest}"),
+                &format!("records {than} were {rest}"),
+            );
         }
         let taken = survey.ledger.as_ref().map_or(0, |ledger| ledger.taken_before);
         if taken > 0 {
-            let had = counted(taken, "record", "records");
-            self.say(format!(
-                "{name}: another drain had taken {had} of its ring before it; to see them too, \
-                 analyze both captures together"
-            ));
+            let rest = "of its ring before it; to see them too, analyze both captures together";
+            self.said.count_of(
+                name,
+                ": another drain had taken ",
+                taken,
+                &format!("record {rest}"),
+                &format!("records {rest}"),
+            );
         }
         if account.left_in_ring > 0 {
-            let were = counted(account.left_in_ring, "record was", "records were");
-            self.say(format!(
-                "{name}: {were} still in the ring when its drain was told to end; start it again \
-                 to fetch what is there"
-            ));
+            let rest = "still in the ring when its drain was told to end; start it again to fetch \
+                        what is there";
+            self.said.count_of(
+                name,
+                ": ",
+                account.left_in_ring,
+                &format!("record was {rest}"),
+                &format!("records were {rest}"),
+            );
         }
         if let Some(ledger) = &survey.ledger {
             report.identity.repeated += ledger.repeated;
@@ -142,31 +162,30 @@ impl Doubts {
     fn add_stop(&mut self, reason: StopReason, text: &str, name: &str) {
         let text = if text.is_empty() { "no reason given" } else { text };
         match reason {
-            StopReason::RingUnusable => self.say(format!(
-                "{name}: the ring of TRACE_SHM could not be used, events went to files: {text}"
-            )),
+            StopReason::RingUnusable => self.said.say_of(
+                name,
+                &format!(": the ring of TRACE_SHM could not be used, events went to files: {text}"),
+            ),
             StopReason::NoModules => {
-                self.say(format!("{name}: its modules are unknown: {text}"));
+                self.said.say_of(name, &format!(": its modules are unknown: {text}"));
             }
-            StopReason::Cut => {
-                self.say(format!(
-                    "{name} broke off before its end; what came later is missing: {text}"
-                ));
-            }
+            StopReason::Cut => self.said.say_of(
+                name,
+                &format!(" broke off before its end; what came later is missing: {text}"),
+            ),
             StopReason::End | StopReason::Closed | StopReason::GoesOn => {}
         }
     }
 
     fn add_clock(&mut self, clock: &Clock, name: &str) {
         match clock.source {
-            RateSource::Header => self.say(format!(
-                "{name}: no closing clock anchor; times use the rate that was measured at its start"
-            )),
+            RateSource::Header => self.said.say_of(
+                name,
+                ": no closing clock anchor; times use the rate that was measured at its start",
+            ),
             RateSource::Anchors { header_ratio } if (header_ratio - 1.0).abs() > RATE_TOLERANCE => {
-                self.say(format!(
-                    "{name}: its header states a clock rate that is off by a factor of \
-                     {header_ratio:.3}; the clock anchors are used"
-                ));
+                self.off_rates.0.push(name.to_string());
+                self.off_rates.1.push(header_ratio);
             }
             _ => {}
         }
@@ -204,9 +223,7 @@ impl Doubts {
 
     /// Says a sentence, once.
     pub fn say(&mut self, line: String) {
-        if self.seen.insert(line.clone()) {
-            self.lines.push(line);
-        }
+        self.said.say(line);
     }
 
     /// Says how many there are of what is said in the singular and the plural; nothing of none.
@@ -218,15 +235,18 @@ impl Doubts {
 
     /// Puts the sentences into `report`, losses first.
     pub fn finish(mut self, report: &mut Report) {
-        let said = std::mem::take(&mut self.lines);
+        let said = std::mem::take(&mut self.said);
         self.say_losses(report);
-        self.lines.extend(said);
+        let mut lines = std::mem::take(&mut self.said).into_lines();
+        lines.extend(said.into_lines());
+        self.say_rates();
         self.say_matching(report);
         self.say_processes(report);
         self.say_oddities();
         let own = std::mem::take(&mut report.notices);
-        report.notices = self.lines;
-        report.notices.extend(own);
+        lines.extend(self.said.into_lines());
+        lines.extend(own);
+        report.notices = lines;
     }
 
     fn say_losses(&mut self, report: &Report) {
@@ -310,6 +330,21 @@ impl Doubts {
         );
     }
 
+    fn say_rates(&mut self) {
+        let (names, ratios) = std::mem::take(&mut self.off_rates);
+        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = ratios.iter().copied().fold(0.0, f64::max);
+        let factor = match ratios.len() {
+            0 => return,
+            1 => format!("a factor of {most:.3}"),
+            _ => format!("factors of {least:.3} to {most:.3}"),
+        };
+        self.say(format!(
+            "{}: its header states a clock rate that is off by {factor}; the clock anchors are used",
+            listed(&names, names.len())
+        ));
+    }
+
     fn say_matching(&mut self, report: &Report) {
         let totals = &report.totals;
         let (while_so, because) = missing_words(report);
@@ -354,7 +389,8 @@ impl Doubts {
         let broken: Vec<&ProcessRow> = broken.collect();
         if !broken.is_empty() {
             self.say(format!(
-                "{} did not end in order (killed, _exit or exec): the trace stops there",
+                "{} did not end in order (killed, _exit or exec), or had not ended yet: the trace \
+                 stops there",
                 names(&broken)
             ));
             if self.wrapped_segments > 0 {
@@ -398,22 +434,18 @@ impl Doubts {
     }
 }
 
-fn limit(code: u64, payload: u64, name: &str) -> String {
+/// Where or why recording stopped.
+fn limit(code: u64, payload: u64) -> String {
     let mib = payload as f64 / 1048576.0;
     match code {
-        MARK_BUDGET => format!("{name}: recording stopped at the disk budget of {mib:.1} MiB"),
-        MARK_NO_SPACE => {
-            format!("{name}: recording stopped because less than {mib:.1} MiB of disk were free")
-        }
+        MARK_BUDGET => format!("at the disk budget of {mib:.1} MiB"),
+        MARK_NO_SPACE => format!("because less than {mib:.1} MiB of disk were free"),
         MARK_WRITE_ERROR => {
             let error = std::io::Error::from_raw_os_error(payload as i32);
-            format!("{name}: recording stopped because writing failed: {error}")
+            format!("because writing failed: {error}")
         }
-        MARK_MAX_EVENTS => {
-            let events = counted(payload, "event", "events");
-            format!("{name}: recording stopped at the limit of {events}")
-        }
-        other => format!("{name}: recording stopped (marker {other})"),
+        MARK_MAX_EVENTS => format!("at the limit of {}", counted(payload, "event", "events")),
+        other => format!("(marker {other})"),
     }
 }
 
@@ -434,15 +466,10 @@ fn list(losses: &BTreeMap<String, u64>) -> String {
 }
 
 fn names(processes: &[&ProcessRow]) -> String {
-    let named: Vec<String> = processes
-        .iter()
-        .take(NAMED)
-        .map(|process| match process.exe.is_empty() {
-            true => format!("process {}", process.pid),
-            false => format!("process {} ({})", process.pid, process.exe),
-        })
-        .collect();
-    let more = processes.len().saturating_sub(NAMED);
-    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{rest}", named.join(", "))
+    let name = |process: &&ProcessRow| match process.exe.is_empty() {
+        true => format!("process {}", process.pid),
+        false => format!("process {} ({})", process.pid, process.exe),
+    };
+    let names: Vec<String> = processes.iter().map(name).collect();
+    listed(&names, names.len())
 }

@@ -1,7 +1,6 @@
 //! A segment of chunks → its records, each once and in its writer's order, and what is missing.
 
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 
 use callsight_format::{
     BlockHeader, ByteOrder, CHUNK_END, CHUNK_EVENTS, CHUNK_HELLO, CHUNK_SINK, Cause, EVENT_BYTES,
@@ -9,7 +8,7 @@ use callsight_format::{
     SINK_STOP, Unpacker,
 };
 
-use crate::capture::Segment;
+use crate::capture::{FileFrom, Segment};
 use crate::chunks::{Chunk, Chunks, Damage};
 use crate::ledger::{Ledger, field};
 use crate::notebook::NoteBook;
@@ -202,9 +201,8 @@ impl<V: Visitor> Walker<'_, V> {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn open(segment: &Segment) -> io::Result<Chunks<File>> {
-    let mut file = File::open(&segment.path)?;
-    file.seek(SeekFrom::Start(u64::from(segment.header.header_size)))?;
+pub fn open(segment: &Segment) -> io::Result<Chunks<FileFrom>> {
+    let file = segment.read_from(u64::from(segment.header.header_size))?;
     Chunks::new(file, segment.order)
 }
 

@@ -49,16 +49,25 @@ impl Summed {
         report.span_ns = report.span_ns.max(span_ns);
         report.threads.push(ThreadRow { pid, tid, name: String::new(), events: 0, span_ns });
         if truncated_calls > 0 {
-            let are = counted(truncated_calls, "call is", "calls are");
-            doubts.say(format!(
-                "process {pid}: {are} counted in the summary of thread {tid}, but for no function: \
-                 too deep, of more functions than it has room for, or of a thread that could have no \
-                 file; it does not say which"
-            ));
+            let rest = "counted in its summary, but for no function: too deep, of more functions \
+                        than it has room for, or of a thread that could have no file; it does not \
+                        say which";
+            doubts.said.count_of(
+                &format!("thread {tid} of process {pid}"),
+                ": ",
+                truncated_calls,
+                &format!("call is {rest}"),
+                &format!("calls are {rest}"),
+            );
         }
         if missing_records > 0 {
-            let are = counted(missing_records, "function is", "functions are");
-            doubts.say(format!("{}: {are} missing, the file is cut", path.display()));
+            doubts.said.count_of(
+                &path.display().to_string(),
+                ": ",
+                missing_records,
+                "function is missing, the file is cut",
+                "functions are missing, the file is cut",
+            );
         }
     }
 
@@ -79,11 +88,15 @@ impl Summed {
         for (pid, calls) in self.not_returned.into_iter().filter(|(_, calls)| *calls > 0) {
             let totals = &mut report.totals;
             totals.unclosed_enters = totals.unclosed_enters.saturating_add(calls);
-            let had = counted(calls, "call had", "calls had");
-            doubts.say(format!(
-                "process {pid}: {had} not returned when its summary was left, as in threads that \
-                 were not done when it ended, or were killed; this time is in no total or self time"
-            ));
+            let rest = "not returned when its summary was left, as in threads that were not done \
+                        when it ended, or were killed; this time is in no total or self time";
+            doubts.said.count_of(
+                &format!("process {pid}"),
+                ": ",
+                calls,
+                &format!("call had {rest}"),
+                &format!("calls had {rest}"),
+            );
         }
         doubts.say("percentiles from summary files are at most 13 % off".into());
         if self.of_all_levels > 0 {

@@ -22,6 +22,7 @@ use crate::numbers::WriterId;
 use crate::oddities::Oddities;
 use crate::settle::{Account, settle, settle_files};
 use crate::space::AddressSpace;
+use crate::unfinished::Unfinished;
 use crate::walk::{Visitor, walk};
 
 /// Sentences of one kind that a group may say: more are of a damaged file.
@@ -106,6 +107,8 @@ pub struct Survey {
     pub account: Account,
     /// What the chunks say, where there are any.
     pub ledger: Option<Ledger>,
+    /// Where no record was finished yet.
+    pub unfinished: Unfinished,
     /// The only process of each start of the clock; `None` where there are several.
     only: FxHashMap<ClockStart, Option<usize>>,
     /// The last process of each start of the clock and pid.
@@ -137,6 +140,7 @@ impl Survey {
         survey.missing_segments += walked.oddities.missing_segments;
         survey.oddities = walked.oddities;
         survey.ledger = walked.ledger;
+        survey.unfinished = walked.unfinished;
         Ok(survey)
     }
 

@@ -18,6 +18,7 @@ use crate::notebook::NoteBook;
 use crate::numbers::WriterId;
 use crate::oddities::Oddities;
 use crate::packed::Packed;
+use crate::unfinished::Unfinished;
 
 /// Bytes a mapped segment is divided into: one thread's events at a time.
 const WINDOW_BYTES: u64 = 16 << 10;
@@ -64,6 +65,8 @@ pub struct Walked {
     pub padding: u64,
     /// What chunks say, where there are any.
     pub ledger: Option<Ledger>,
+    /// Slots that may be finished when the files are read again.
+    pub unfinished: Unfinished,
 }
 
 /// Shows `visitor` all records of `group`.
@@ -71,6 +74,26 @@ pub struct Walked {
 /// # Errors
 /// A file that cannot be read.
 pub fn walk<V: Visitor>(group: &Group, visitor: &mut V) -> Result<Walked, Error> {
+    walk_files(group, None, visitor)
+}
+
+/// Shows `visitor` what [`walk`] has shown, which found those slots unfinished, whatever was stored since.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn walk_again<V: Visitor>(
+    group: &Group,
+    unfinished: &Unfinished,
+    visitor: &mut V,
+) -> Result<Walked, Error> {
+    walk_files(group, Some(unfinished), visitor)
+}
+
+fn walk_files<V: Visitor>(
+    group: &Group,
+    shown_before: Option<&Unfinished>,
+    visitor: &mut V,
+) -> Result<Walked, Error> {
     let mut walker = Walker {
         mapped: group.mapped,
         notes: NoteBook::default(),
@@ -79,6 +102,8 @@ pub fn walk<V: Visitor>(group: &Group, visitor: &mut V) -> Result<Walked, Error>
         packed: group.segments.iter().any(Segment::is_packed).then(Box::default),
         before: None,
         current: None,
+        file: 0,
+        shown_before,
         visitor,
     };
     for stream in group.segments.chunk_by(|a, b| a.stream == b.stream) {
@@ -106,6 +131,9 @@ pub struct Walker<'v, V> {
     /// Size of the segment that stood right before the one that is read, and of that one with its number.
     before: Option<u64>,
     current: Option<(u32, u64)>,
+    /// How many files of events were begun, and what was unfinished in each when they were read before.
+    file: usize,
+    shown_before: Option<&'v Unfinished>,
     /// Whom to show the records.
     pub visitor: &'v mut V,
 }
@@ -139,6 +167,7 @@ impl<V: Visitor> Walker<'_, V> {
         let before = self.current.take().filter(|_| !segment.resumed);
         self.before = before.and_then(|(number, bytes)| follows(number).then_some(bytes));
         self.current = Some((segment.seq, segment.bytes));
+        self.file += 1;
         let mut offset = u64::from(segment.header.header_size);
         let mut file = segment.read_from(offset)?;
         let mut buffer = vec![0; CHUNK_BYTES];
@@ -148,6 +177,9 @@ impl<V: Visitor> Walker<'_, V> {
         loop {
             let read = read_full(&mut file, &mut buffer[kept..want])?;
             let whole = (kept + read) / EVENT_BYTES * EVENT_BYTES;
+            if let Some(unfinished) = self.shown_before {
+                unfinished.blank(self.file, offset, &mut buffer[..whole]);
+            }
             self.records(&buffer[..whole], offset, segment);
             let end = kept + read;
             if end < want {
@@ -169,6 +201,9 @@ impl<V: Visitor> Walker<'_, V> {
             let Some(event) = Event::parse(record, segment.order) else { continue };
             let at = offset + (index * EVENT_BYTES) as u64;
             if event.ts == 0 && is_unfinished(&event) {
+                if self.shown_before.is_none() && !segment.is_packed() {
+                    self.walked.unfinished.add(self.file, at);
+                }
                 self.unfinished(&event, at);
                 continue;
             }

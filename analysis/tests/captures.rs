@@ -103,6 +103,19 @@ fn ticks_become_ns_by_the_last_anchor() {
     let report = report(records.file_of(ticks(200_000_000), ByteOrder::Little));
     assert_eq!(rows(&report), "a 1 25/15, b 2 10/10");
     assert_noticed(&report, "off by a factor of 10.000");
+    // Each of several has one of its own.
+    let of = |t0_ticks, tick_hz| {
+        let origin = Origin { t0_ticks, ..ticks(tick_hz) };
+        records.file_of(origin, ByteOrder::Little)
+    };
+    let files = [
+        ("trace.7.7.0.bin", of(1000, 200_000_000)),
+        ("trace.8.8.0.bin", of(999, 1_000_000_000)),
+        ("trace.9.9.0.bin", of(1000, 500_000_000)),
+    ];
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_noticed(&report, "process 7, process 8, process 9: its header states a clock rate that");
+    assert_noticed(&report, "off by factors of 2.001 to 10.000");
 }
 
 #[test]
@@ -389,7 +402,7 @@ fn what_a_killed_drain_took_along_explains_what_does_not_match() {
     let totals = report.totals;
     assert_eq!((totals.unmatched_exits, totals.exits_after_loss), (0, 1));
     assert_eq!((totals.skipped_calls, totals.calls_cut_by_loss), (0, 1));
-    assert_noticed(&report, "stream 9 broke off 1 time and was taken up again");
+    assert_noticed(&report, "stream 9 broke off 1 time and went on again");
     assert_noticed(&report, "2 calls or exits do not match across a restart of the drain");
 }
 

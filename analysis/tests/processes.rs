@@ -2,8 +2,8 @@
 
 mod common;
 
-use callsight_format::{ByteOrder, MARK_CLOCK, Origin};
-use common::{Captures, Records, assert_noticed, report, rows};
+use callsight_format::{ByteOrder, Cause, MARK_BUDGET, MARK_CLOCK, Origin};
+use common::{Captures, Records, assert_noticed, report, rows, ticks};
 
 #[test]
 fn threads_have_processes_and_names() {
@@ -246,8 +246,35 @@ fn a_process_that_did_not_end_is_named() {
     let records = Records::default().process(7, 7, "/bin/app").thread(7, "enter a, enter b");
     let report = report(records.file_mapped(500));
     assert_eq!(report.processes[0].ended, Some(false));
-    assert_noticed(&report, "process 7 (/bin/app) did not end in order");
+    // Nothing in a file of its own says whether it runs still.
+    assert_noticed(
+        &report,
+        "process 7 (/bin/app) did not end in order (killed, _exit or exec), or had not ended yet",
+    );
     assert_eq!(report.totals.unclosed_enters, 2);
+}
+
+#[test]
+fn what_is_said_of_a_hundred_processes_is_said_once() {
+    let files: Vec<(String, Vec<u8>)> = (1..=100)
+        .map(|pid| {
+            let origin = Origin { t0_ns: u64::from(pid), ..ticks(1_000_000_000) };
+            let mut records = Records::default().child_of(1, pid, "/bin/app");
+            records = records.thread(pid, "enter a, exit a").lost(pid, Cause::Io as u32, 2);
+            records = records.mark(pid, MARK_BUDGET, 8 << 20);
+            (format!("trace.{pid}.{pid}.0.bin"), records.file_mapped_of(origin, 0))
+        })
+        .collect();
+    let empty = (101..=200).map(|pid| (format!("trace.{pid}.{pid}.0.bin"), Vec::new()));
+    let files: Vec<_> = files.into_iter().chain(empty).collect();
+    let files: Vec<_> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    let report = Captures::new(&files).analyze().expect("a report");
+    assert_noticed(&report, "200 events were lost: 200 io");
+    let first = "process 1, process 2, process 3 and 97 more";
+    assert_noticed(&report, &format!("{first}: no closing clock anchor"));
+    assert_noticed(&report, &format!("{first}: recording stopped at the disk budget of 8.0 MiB"));
+    assert_noticed(&report, "trace.103.103.0.bin and 97 more: only 0 bytes");
+    assert!(report.notices.len() < 10, "{:#?}", report.notices);
 }
 
 #[test]

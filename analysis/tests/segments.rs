@@ -227,7 +227,7 @@ fn a_stream_without_an_end_broke_off() {
         ("trace.stream.1.0.bin", stream(begun())),
         ("trace.stream.2.0.bin", stream(closed(again))),
     ]);
-    assert_noticed(&both, "stream 1 broke off 1 time and was taken up again");
+    assert_noticed(&both, "stream 1 broke off 1 time and went on again");
     // One of a server that does not say when it is done.
     let other = Records::default().thread(7, "enter a, exit a");
     let other = report_of(&[("trace.stream.1.0.bin", stream(other))]);

@@ -117,7 +117,7 @@ fn losses_of_summary_files_are_told_beside_event_files() {
     assert_noticed(&report, "8 events and calls were lost: 5 full, 3 unknown");
     assert_noticed(
         &report,
-        "process 7: 3 calls are counted in the summary of thread 8, but for no f",
+        "thread 8 of process 7: 3 calls are counted in its summary, but for no f",
     );
     assert!(report.headline().ends_with(" summed_calls=2"), "{}", report.headline());
     assert!(report.identity_line().starts_with("records and calls emitted="));
@@ -147,6 +147,26 @@ fn the_mean_of_a_recursion_that_counts_once_is_that_of_its_calls() {
     let row = &report(&[("trace.summary.7.8.bin", bytes)]).rows[0];
     let mean_ns = row.durations.expect("durations").mean_ns;
     assert!(row.total_ns == 3000 && (1740..2260).contains(&mean_ns), "{row:?}");
+}
+
+#[test]
+fn what_many_threads_and_processes_left_out_is_said_once() {
+    let files: Vec<(String, Vec<u8>)> = (1..=50u32)
+        .map(|pid| {
+            let mut bytes = with_record(&[100, 200], offset_of!(SummaryRecord, calls), 5);
+            let mut put32 = |at: usize, word: u32| {
+                bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            };
+            put32(offset_of!(SummaryHeader, pid), pid);
+            put32(offset_of!(SummaryHeader, truncated), 2);
+            (format!("trace.summary.{pid}.8.bin"), bytes)
+        })
+        .collect();
+    let files: Vec<_> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    let report = report(&files);
+    assert_noticed(&report, "8 of process 11 and 47 more: 100 calls are counted in its summary");
+    assert_noticed(&report, "process 3 and 47 more: 150 calls had not returned");
+    assert!(report.notices.len() < 10, "{:#?}", report.notices);
 }
 
 #[test]

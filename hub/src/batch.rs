@@ -2,12 +2,13 @@
 //!
 //! Buffers come from the bounded pool of a session and go back to it with the last reference.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use callsight_format::{
     BlockError, BlockHeader, ByteOrder, CHUNK_HEADER_BYTES, CHUNK_MAX_RAW_BYTES, ChunkHeader,
-    EVENT_BYTES, Event, Unpacker,
+    EVENT_BYTES, Event, OP_NOTE, Unpacker,
 };
 use zstd::bulk::Decompressor;
 
@@ -38,12 +39,55 @@ pub enum Content {
     End(StreamEnd),
 }
 
+/// What of a block another stream of its ring brought, too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Again {
+    numbers: Vec<Range<u64>>,
+    /// All of it, the drain's own notes too.
+    whole: bool,
+}
+
+impl Again {
+    /// These numbers; and where a block has none, all of it if another stream told its losses.
+    pub fn of(header: &BlockHeader, numbers: Vec<Range<u64>>, told_before: bool) -> Again {
+        let again = Again { numbers, whole: false };
+        let whole = match header.numbered {
+            0 => told_before && header.calls == 0,
+            all => again.records() == u64::from(all),
+        };
+        Again { whole, ..again }
+    }
+
+    /// How many records that are.
+    pub fn records(&self) -> u64 {
+        self.numbers.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// How many of them stand at the front of the block.
+    pub fn at_front(&self, header: &BlockHeader) -> u64 {
+        let end = |front: u64, range: &Range<u64>| match range.contains(&front) {
+            true => range.end,
+            false => front,
+        };
+        self.numbers.iter().fold(header.first, end) - header.first
+    }
+
+    fn has(&self, number: u64) -> bool {
+        self.whole || self.numbers.iter().any(|range| range.contains(&number))
+    }
+
+    fn is_nothing(&self) -> bool {
+        !self.whole && self.numbers.is_empty()
+    }
+}
+
 /// Bytes of a stream, with what they are. Shared by reference count, and never changed.
 #[derive(Debug)]
 pub struct Batch {
     content: Content,
     order: ByteOrder,
     amount: Amount,
+    again: Again,
     bytes: Vec<u8>,
     pool: Option<Pool>,
 }
@@ -54,7 +98,8 @@ impl Batch {
     pub fn of_events(bytes: &[u8], order: ByteOrder) -> Batch {
         let bytes = bytes[..bytes.len() - bytes.len() % EVENT_BYTES].to_vec();
         let amount = Amount::of_events(&bytes);
-        Batch { content: Content::Events, order, amount, bytes, pool: None }
+        let again = Again::default();
+        Batch { content: Content::Events, order, amount, again, bytes, pool: None }
     }
 
     /// What the bytes are.
@@ -80,6 +125,11 @@ impl Batch {
     /// How much there is of what sinks are to keep.
     pub fn amount(&self) -> Amount {
         self.amount
+    }
+
+    /// What of it another stream of its ring brought, too.
+    pub(crate) fn again(&self) -> &Again {
+        &self.again
     }
 
     /// The number that a sender which packs wants to hear when the batch is where it belongs; the
@@ -123,6 +173,7 @@ impl Pool {
         content: Content,
         bytes: &[u8],
         amount: Amount,
+        again: Again,
         order: ByteOrder,
     ) -> Option<Arc<Batch>> {
         let used = self.0.used_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
@@ -133,7 +184,7 @@ impl Pool {
         let mut buffer = self.spare().pop().unwrap_or_default();
         buffer.extend_from_slice(bytes);
         let pool = Some(self.clone());
-        Some(Arc::new(Batch { content, order, amount, bytes: buffer, pool }))
+        Some(Arc::new(Batch { content, order, amount, again, bytes: buffer, pool }))
     }
 
     fn take_back(&self, mut buffer: Vec<u8>) {
@@ -184,6 +235,24 @@ impl Unpacking {
         Ok(())
     }
 
+    /// The same, and whether another stream of the ring brought the event, too.
+    pub(crate) fn events_once(
+        &mut self,
+        batch: &Batch,
+        mut show: impl FnMut(&Event, bool),
+    ) -> Result<(), BlockError> {
+        let again = batch.again();
+        match batch.content {
+            Content::Block(header) if !again.is_nothing() => {
+                self.inflate(&batch.bytes, batch.order)?;
+                with_numbers(&mut self.unpacker, &header, &self.raw, |event, number, _| {
+                    show(event, again.has(number));
+                })
+            }
+            _ => self.events(batch, |event| show(event, false)),
+        }
+    }
+
     /// The events of a chunk with a block, as their sender would have sent them raw.
     pub(crate) fn raw_events(
         &mut self,
@@ -207,6 +276,23 @@ impl Unpacking {
     }
 }
 
+/// Shows the events of a block, with the number of the record that is next and whether it is this one:
+/// notes of the drain have none.
+pub(crate) fn with_numbers(
+    unpacker: &mut Unpacker,
+    header: &BlockHeader,
+    raw: &[u8],
+    mut show: impl FnMut(&Event, u64, bool),
+) -> Result<(), BlockError> {
+    let ops = raw.get(usize::from(header.header_bytes)..).unwrap_or_default();
+    let (mut ops, mut number) = (ops.iter(), header.first);
+    unpacker.unpack_checked(header, raw, |event| {
+        let numbered = ops.next().is_some_and(|op| *op != OP_NOTE);
+        show(event, number, numbered);
+        number += u64::from(numbered);
+    })
+}
+
 fn show_all(events: &[u8], order: ByteOrder, mut show: impl FnMut(&Event)) {
     let parsed = events.chunks_exact(EVENT_BYTES).filter_map(|bytes| Event::parse(bytes, order));
     parsed.for_each(|event| show(&event));
@@ -220,7 +306,10 @@ mod tests {
     fn a_buffer_goes_back_with_the_last_reference_and_an_exhausted_pool_gives_nothing() {
         let pool = Pool::default();
         let some = Amount { events: 1, records: 1 };
-        let take = || pool.batch(Content::Events, &[7; BATCH_BYTES], some, ByteOrder::NATIVE);
+        let take = || {
+            let (bytes, order) = ([7; BATCH_BYTES], ByteOrder::NATIVE);
+            pool.batch(Content::Events, &bytes, some, Again::default(), order)
+        };
         let batches: Vec<_> = std::iter::from_fn(take).collect();
         assert_eq!(batches.len() * BATCH_BYTES, POOL_BYTES);
         let shared = Arc::clone(&batches[0]);

@@ -126,8 +126,13 @@ pub struct Ending {
     pub lost_before: Losses,
     /// What this sink was not given: its queue was full.
     pub not_given: Dropped,
+    /// Records of the sender's ring that no stream brought, and that nobody else tells: most are what
+    /// a drain held that was killed.
+    pub lost_between: u64,
     /// The stream broke off: what its sender still held is lost and not counted.
     pub cut: bool,
+    /// Another stream goes on with the numbers of this one: what is lost in between is counted.
+    pub taken_up: bool,
 }
 
 /// A destination of events. See the [module](self) for an example.

@@ -2,25 +2,10 @@
 
 mod common;
 
-use std::io::Write;
-use std::net::SocketAddr;
-
 use callsight_format::*;
+use common::loss_events;
 use common::packed::*;
 use common::server::*;
-use common::{chunk, fields, loss_events};
-
-/// A drain that says which clock its machine has, and what others had taken of its ring.
-fn drain(at: SocketAddr, stream: u8, clock: &[u8], taken: u64) -> Device {
-    let (id, taken) = (stream_id(stream), taken.to_le_bytes());
-    let said = [(HELLO_CLOCK, clock), (HELLO_STREAM, &id[..]), (HELLO_TAKEN, &taken[..])];
-    let mut device = Device { socket: connect(at, LE), acknowledged: Vec::new() };
-    device.socket.write_all(&chunk(CHUNK_HELLO, &fields(&said), LE)).expect("send");
-    assert_eq!(device.hear().map(|(kind, _)| kind), Some(REPLY_GREETING));
-    assert_eq!(device.hear().map(|(kind, _)| kind), Some(REPLY_ACKNOWLEDGE));
-    device.acknowledged.push(0);
-    device
-}
 
 /// The last line of a server.
 fn total(served: &Served) -> String {

@@ -405,12 +405,13 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Whether a report of `served` has all the calls that the endless program said.
+/// Whether a report of `served` has all the calls that the endless program said; its notices.
 #[track_caller]
-fn check_served(shell: &Shell, said: &str) {
+fn check_served(shell: &Shell, said: &str) -> Vec<String> {
     let calls: u64 = said.lines().find_map(|line| line.parse().ok()).expect("a number of calls");
     let report = Report::of(shell, &["served"]);
     assert_eq!((report.calls_of("leaf"), report.lost()), (calls, 0), "{:?}", report.notices());
+    report.notices()
 }
 
 #[test]
@@ -480,13 +481,28 @@ fn serve_replaces_a_drain_that_is_killed_while_its_program_runs() {
 
 #[test]
 fn the_drain_of_a_server_that_was_killed_ends_and_the_next_server_has_what_it_left() {
+    check_next_server(&[]);
+}
+
+#[test]
+fn the_next_server_of_events_has_all_that_a_killed_one_and_its_drain_left_once() {
+    let notices = check_next_server(&["--events"]);
+    assert!(!notices.iter().any(|notice| notice.contains("broke off")), "{notices:?}");
+}
+
+/// Kills a server with these flags, whose drain ends then, and looks into what the next one has in the
+/// end; what its report says.
+#[track_caller]
+fn check_next_server(flags: &[&str]) -> Vec<String> {
     let traced = Program::c(ENDLESS).build(Hooks::Ours);
     let (ring, shell) = (Ring::new(), traced.shell());
-    let words = ["--out", "served", "--ring", ring.name()];
+    let words = [&["--out", "served", "--ring", ring.name()], flags].concat();
     let traced_shell = shell.clone().env("TRACE_ENABLE", "1").env("TRACE_SHM", ring.name());
     let server = Server::ours(&shell, &words);
     let program = start(&traced_shell, "./prog", &[]);
     until("there is a drain", || drain_of(&shell, ring.name()).is_some());
+    let capture = shell.folder().join("served/trace.stream.1.0.bin");
+    until("it has sent something", || fs::metadata(&capture).is_ok_and(|of| of.len() > 4096));
     server.kill();
     until("its drain ends", || drain_of(&shell, ring.name()).is_none());
     assert!(ring.exists());
@@ -495,7 +511,7 @@ fn the_drain_of_a_server_that_was_killed_ends_and_the_next_server_has_what_it_le
     let said = end(program, &shell);
     until("the ring is drained", || !ring.exists());
     server.stop();
-    check_served(&shell, &said);
+    check_served(&shell, &said)
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The folder of captures: numbers that are nobody else's, files that were not there before.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::position::{self, Position};
 use super::resume::streams_in;
 use super::segment::Segment;
 use crate::stream::{Sender, StreamId};
@@ -142,6 +143,17 @@ impl CaptureDir {
     /// The file that says how far a capture of events has got.
     pub(super) fn position_path(&self, id: u32) -> PathBuf {
         self.path.join(format!("trace.stream.{id}.position"))
+    }
+
+    /// The file that says what a capture of events has of each writer.
+    pub(super) fn writers_path(&self, id: u32) -> PathBuf {
+        self.path.join(format!("trace.stream.{id}.writers"))
+    }
+
+    /// What is said of the captures of events that are here, by their numbers.
+    pub(super) fn positions(&self) -> BTreeMap<u32, (StreamId, Position)> {
+        let all = position::all_in(&self.path);
+        all.map(|(id, stream, position)| (id, (stream, position))).collect()
     }
 
     fn segment_path(&self, id: u32, seq: u32) -> PathBuf {

@@ -12,19 +12,20 @@ use std::os::unix::fs::FileExt;
 
 use callsight_format::{
     ByteOrder, Cause, EVENT_BYTES, Event, FILE_HEADER_BYTES, FileHeader, KIND_MARKER, MARK_BUDGET,
-    MARK_CLOCK, MARK_WRITE_ERROR, Origin, StopReason,
+    MARK_CLOCK, MARK_WRITE_ERROR, Origin, RING_CAUSES, StopReason,
 };
 
 use super::guard::{Contents, Guard, Harm, less};
 use super::position::{Position, PositionFile};
 use super::segment::{HEAD_BYTES, Left, Segment, event_head};
 use super::tail::{StopMark, TAIL_BYTES, Tail, to_bytes};
+use super::writers::WritersFile;
 use super::{
     CaptureDir, CaptureLimits, Reserved, budget_text, segments_text, stopped_before,
     write_error_text,
 };
 use crate::losses::WATCHED_RECORDS;
-use crate::session::Numbers;
+use crate::session::{Numbers, Part, WriterPart, ring_of};
 use crate::stream::{Sender, StreamId};
 use crate::{Amount, Batch, Content, Ending, LossWatch, Losses, SessionMeta, Sink, Unpacking};
 
@@ -63,8 +64,17 @@ pub struct EventCapture {
     position: Option<PositionFile>,
     number: u64,
     has_end: bool,
+    closed: bool,
     /// What is missing between the blocks, for whoever goes on.
     numbers: Numbers,
+    /// Where it is said what came of each writer, what of the last one, and what of them all.
+    writers: Option<WritersFile>,
+    writer: Option<(usize, WriterPart)>,
+    part: Part,
+    /// The losses that notes told which another stream has, too; and of writers, what an earlier server
+    /// had of such.
+    left_out: LossWatch,
+    told_elsewhere: u64,
     /// What an earlier server had to tell, and what notes told then.
     lost_earlier: Losses,
     told_earlier: Losses,
@@ -118,7 +128,13 @@ impl EventCapture {
             position: None,
             number: 0,
             has_end: false,
+            closed: false,
             numbers: Numbers::default(),
+            writers: None,
+            writer: None,
+            part: Part::default(),
+            left_out: LossWatch::default(),
+            told_elsewhere: 0,
             lost_earlier: Losses::default(),
             told_earlier: Losses::default(),
             told_no_more: Losses::default(),
@@ -158,9 +174,12 @@ impl EventCapture {
             directory.discard_segment(id, later);
         }
         let closed_bytes = directory.bytes_before(id, seq);
+        let parts = directory.writers_behind(id, &position);
+        let writers = WritersFile::open(directory.writers_path(id)).ok();
         let mut capture = EventCapture::on(directory, id, limits, Some(lock), segment);
         (capture.origin, capture.order) = (header.origin(), order);
         (capture.segments, capture.closed_bytes) = (seq + 1, closed_bytes);
+        (capture.numbers, capture.writers) = (Numbers::going_on(&parts), writers);
         capture.take_up(&position, whole);
         capture.position = Some(file);
         Some(capture)
@@ -170,6 +189,12 @@ impl EventCapture {
     fn take_up(&mut self, position: &Position, whole: u64) {
         let Position { number, bytes, last_ts, clock, stop, told, lost, .. } = *position;
         (self.number, self.last_ts, self.last_clock) = (number, last_ts, clock);
+        (self.part, self.writer) = (position.part, position.writer);
+        // It may not have been stored in its own place any more.
+        if let Some((at, writer)) = self.writer {
+            self.store_writer(at, &writer);
+        }
+        self.told_elsewhere = in_ring(&told).saturating_sub(self.part.lost);
         self.lost_earlier = lost;
         // The disk lost some, as where the machine stopped: most are events.
         self.lost_earlier.add(Cause::Io, bytes.saturating_sub(whole) / EVENT_BYTES as u64);
@@ -197,11 +222,31 @@ impl EventCapture {
             return Ok(Cow::Borrowed(batch.bytes()));
         }
         let order = self.order;
-        let mut events = Vec::new();
+        let (mut events, mut left_out) = (Vec::new(), Vec::new());
         self.unpacking
-            .events(batch, |event| events.extend_from_slice(&event.to_bytes(order)))
+            .events_once(batch, |event, again| {
+                let to = if again { &mut left_out } else { &mut events };
+                to.extend_from_slice(&event.to_bytes(order));
+            })
             .map_err(io::Error::other)?;
+        self.left_out.observe(&left_out, order);
         Ok(Cow::Owned(events))
+    }
+
+    /// Takes note of what came with a batch of events.
+    fn count(&mut self, batch: &Batch) {
+        self.part.lost = self.lost_in_ring(&self.told());
+        let Part { came, again, has_raw, .. } = &mut self.part;
+        *came = came.saturating_add(batch.amount().records);
+        *again = again.saturating_add(batch.again().records());
+        let Content::Block(header) = batch.content() else {
+            *has_raw = true;
+            return;
+        };
+        self.number = header.number;
+        let again_at_front = batch.again().at_front(header);
+        let writer = self.numbers.observe(header, true, again_at_front);
+        self.writer = writer.or(self.writer);
     }
 
     fn write_events(&mut self, events: &[u8]) {
@@ -333,15 +378,20 @@ impl EventCapture {
         let Some(stream) = self.stream else { return };
         let file = PositionFile::create(self.directory.position_path(self.id), stream);
         self.position = file.ok();
-        self.store_position(self.end_of_events(), self.lost_so_far(), false);
+        self.writers = WritersFile::create(self.directory.writers_path(self.id)).ok();
+        let numbers = std::mem::take(&mut self.numbers);
+        numbers.parts().for_each(|(at, writer)| self.store_writer(at, &writer));
+        self.numbers = numbers;
+        self.store_position(self.end_of_events(), self.lost_so_far());
     }
 
     /// Says how far it has got: behind the events that it speaks of. Where that cannot be said any
     /// more it is not said at all, as a later server would cut off what is behind.
-    fn store_position(&mut self, bytes: u64, lost: Losses, ended: bool) {
+    fn store_position(&mut self, bytes: u64, lost: Losses) {
         let position = Position {
             number: self.number,
-            ended,
+            ended: self.closed && self.has_end,
+            closed: self.closed,
             seq: self.segments - 1,
             bytes,
             last_ts: self.last_ts,
@@ -349,6 +399,8 @@ impl EventCapture {
             stop: self.stop.as_ref().map(|stop| stop.mark),
             told: self.told(),
             lost,
+            part: Part { missing: lost.of(Cause::Unacked), ..self.part },
+            writer: self.writer,
         };
         if let Some(mut file) = self.position.take() {
             match file.store(&position) {
@@ -359,6 +411,16 @@ impl EventCapture {
                         "how far it has got cannot be stored ({error}): another server would begin anew"
                     ));
                 }
+            }
+        }
+    }
+
+    /// Says what came of a writer. Where that cannot be said the sums of the position have to do.
+    fn store_writer(&mut self, at: usize, writer: &WriterPart) {
+        if let Some(mut file) = self.writers.take() {
+            match file.store(at, writer) {
+                Ok(()) => self.writers = Some(file),
+                Err(_) => file.remove(),
             }
         }
     }
@@ -381,9 +443,16 @@ impl EventCapture {
         self.lost_earlier.plus(&self.dropped_events).beyond(&self.told_by_heads)
     }
 
-    /// What notes in its files tell.
+    /// What notes in its files tell, or in those of another stream.
     fn told(&self) -> Losses {
-        self.told_earlier.plus(&self.watch.told()).beyond(&self.told_no_more)
+        let told = self.told_earlier.plus(&self.watch.told()).beyond(&self.told_no_more);
+        told.plus(&self.left_out.told())
+    }
+
+    /// What the writers dropped, of what is told: what another stream tells left out.
+    fn lost_in_ring(&self, told: &Losses) -> u64 {
+        let elsewhere = self.told_elsewhere.saturating_add(in_ring(&self.left_out.told()));
+        in_ring(told).saturating_sub(elsewhere)
     }
 
     fn remember_last(&mut self, events: &[u8]) {
@@ -439,7 +508,9 @@ impl EventCapture {
     /// What the last records must tell: every loss, here or before, but those that notes tell.
     fn untold(&self, ending: &Ending) -> Losses {
         let untold = ending.lost_before.beyond(&self.told());
-        untold.plus(&self.lost_here()).plus(&ending.not_given.events)
+        let mut untold = untold.plus(&self.lost_here()).plus(&ending.not_given.events);
+        untold.add(Cause::Unacked, self.part.between);
+        untold
     }
 
     /// Writes the last records; where they stand depends on whether storing was stopped.
@@ -499,17 +570,19 @@ impl Sink for EventCapture {
                 let stored = self.directory.write_sender(self.id, sender);
                 let text = |error| format!("who is sending could not be stored ({error})");
                 self.unsaid = stored.err().map(text);
+                self.part.ring = ring_of(sender, &self.origin);
+                self.part.taken = sender.taken;
                 self.sender = Some(sender.clone());
             }
             Content::End(_) => self.has_end = true,
-            content => {
+            _ => {
                 let events = self.raw_events(batch)?;
                 self.write_events(&events);
-                if let Content::Block(header) = content {
-                    self.numbers.observe(header, true);
-                    self.number = header.number;
+                self.count(batch);
+                self.store_position(self.end_of_events(), self.lost_so_far());
+                if let Some((at, writer)) = self.writer {
+                    self.store_writer(at, &writer);
                 }
-                self.store_position(self.end_of_events(), self.lost_so_far(), false);
             }
         }
         Ok(())
@@ -533,9 +606,15 @@ impl Sink for EventCapture {
         if let (Err(stop), None) = (self.mend(), &self.stop) {
             self.stop(stop);
         }
+        self.part.between = self.part.between.saturating_add(ending.lost_between);
+        let told = self.told();
+        let lost_in_ring = in_ring(&ending.lost_before).max(in_ring(&told));
+        let told_elsewhere = in_ring(&told).saturating_sub(self.lost_in_ring(&told));
+        self.part.lost = lost_in_ring.saturating_sub(told_elsewhere);
         let losses = self.untold(ending);
         let bytes = self.end_of_events();
-        let end = Some(if ending.cut { StopReason::Cut } else { StopReason::Closed });
+        let cut = ending.cut && !ending.taken_up;
+        let end = Some(if cut { StopReason::Cut } else { StopReason::Closed });
         if let (Err(error), None) = (self.write_tail(&losses, end), &self.stop) {
             self.stop(self.write_failed(&error));
             let losses = self.untold(ending);
@@ -545,7 +624,8 @@ impl Sink for EventCapture {
         let mut lost = self.lost_here().plus(&ending.not_given.events);
         lost.add(Cause::Unacked, ending.lost_before.of(Cause::Unacked));
         let bytes = bytes.min(self.end_of_events());
-        self.store_position(bytes, lost, self.has_end);
+        self.closed = true;
+        self.store_position(bytes, lost);
     }
 }
 
@@ -568,6 +648,14 @@ fn contents_of(file: &File, order: ByteOrder, from: u64, to: u64) -> Contents {
         watch.observe(&events, order);
     }
     Contents { amount, told: watch.told() }
+}
+
+/// What writers dropped that have a place in the ring: others number nothing.
+fn in_ring(losses: &Losses) -> u64 {
+    let of_writers = losses
+        .iter()
+        .filter(|(cause, _)| *cause != Cause::NoSlot && (*cause as usize) < RING_CAUSES);
+    of_writers.fold(0, |sum, (_, events)| sum.saturating_add(events))
 }
 
 fn is_clock(event: &Event) -> bool {

@@ -13,6 +13,7 @@ mod position;
 mod resume;
 mod segment;
 mod tail;
+mod writers;
 
 use std::io;
 

@@ -3,7 +3,8 @@
 //! Events have no numbers, so whoever goes on for a server that was killed could not tell by them which
 //! blocks are there. `trace.stream.<id>.position` says it: it is written behind the events that it
 //! speaks of and before their block is acknowledged, so that what stands behind them was not, and
-//! comes again. Of always the same size, so that it needs no room on a disk that is full.
+//! comes again. It also says what the capture has of its ring, and of the writer of the last block: see
+//! `writers`. Of always the same size, so that it needs no room on a disk that is full.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,21 +15,28 @@ use callsight_format::{
     ByteOrder, CAUSES, Cause, EVENT_BYTES, Event, KIND_MARKER, STREAM_ID_BYTES, crc32c,
 };
 
+use super::directory::stream_id;
 use super::tail::StopMark;
 use crate::Losses;
+use crate::session::{Part, WriterPart};
 use crate::stream::StreamId;
 
 /// First bytes of the file; the last one is its version.
-const MAGIC: [u8; 8] = *b"CSPOSN\0\x01";
+const MAGIC: [u8; 8] = *b"CSPOSN\0\x02";
 const LE: ByteOrder = ByteOrder::Little;
 const LOSS_BYTES: usize = CAUSES * 8;
-/// Where the fields are: eight numbers, the clock, the losses, the checksum.
+/// Where the fields are: eight numbers, the clock, the losses, the parts, the checksum.
 const NUMBERS_AT: usize = MAGIC.len() + STREAM_ID_BYTES;
 const CLOCK_AT: usize = NUMBERS_AT + 8 * 8;
 const TOLD_AT: usize = CLOCK_AT + EVENT_BYTES;
 const LOST_AT: usize = TOLD_AT + LOSS_BYTES;
-const CRC_AT: usize = LOST_AT + LOSS_BYTES;
+const PART_AT: usize = LOST_AT + LOSS_BYTES;
+const PLACE_AT: usize = PART_AT + Part::BYTES;
+const WRITER_AT: usize = PLACE_AT + 8;
+const CRC_AT: usize = WRITER_AT + WriterPart::BYTES;
 const BYTES: usize = CRC_AT + 4;
+/// The place of no writer.
+const NO_PLACE: usize = usize::MAX;
 
 /// What the file says.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,6 +45,8 @@ pub(super) struct Position {
     pub number: u64,
     /// The end of the stream is there, too, and told.
     pub ended: bool,
+    /// Whoever wrote it is done with it.
+    pub closed: bool,
     /// The segment in which it ends, and where its last event does.
     pub seq: u32,
     pub bytes: u64,
@@ -48,20 +58,28 @@ pub(super) struct Position {
     pub told: Losses,
     /// Others that the capture has to tell.
     pub lost: Losses,
+    /// What there is of the ring.
+    pub part: Part,
+    /// What there is of the writer of the last block with numbers, and its place in the file of writers.
+    pub writer: Option<(usize, WriterPart)>,
 }
 
 impl Position {
     fn to_bytes(self, stream: StreamId) -> Vec<u8> {
         let StopMark { code, payload } = self.stop.unwrap_or(StopMark { code: 0, payload: 0 });
-        let ended = u64::from(self.ended);
+        let (ended, closed) = (u64::from(self.ended), u64::from(self.closed));
         let Position { number, seq, bytes, last_ts, .. } = self;
-        let numbers = [number, ended, seq.into(), bytes, last_ts, code, payload, 0];
+        let numbers = [number, ended, seq.into(), bytes, last_ts, code, payload, closed];
         let losses = [self.told, self.lost];
         let losses = losses.iter().flat_map(|some| Cause::all().map(|cause| some.of(cause)));
         let mut file = [&MAGIC[..], stream.bytes()].concat();
         file.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         file.extend(self.clock.unwrap_or_default().to_bytes(LE));
         file.extend(losses.flat_map(u64::to_le_bytes));
+        let (place, writer) = self.writer.unwrap_or((NO_PLACE, WriterPart::default()));
+        file.extend(self.part.to_bytes());
+        file.extend((place as u64).to_le_bytes());
+        file.extend(writer.to_bytes());
         file.extend(crc32c(&file).to_le_bytes());
         file
     }
@@ -80,11 +98,14 @@ impl Position {
             }
             losses
         };
+        let place = usize::try_from(LE.u64(file, PLACE_AT)?).ok()?;
+        let writer = (place, WriterPart::parse(&file[WRITER_AT..])?);
         let clock = Event::parse(file.get(CLOCK_AT..TOLD_AT)?, LE);
         let mark = StopMark { code: number(5)?, payload: number(6)? };
         let position = Position {
             number: number(0)?,
             ended: number(1)? != 0,
+            closed: number(7)? != 0,
             seq: number(2)?.try_into().ok()?,
             bytes: number(3)?,
             last_ts: number(4)?,
@@ -92,6 +113,8 @@ impl Position {
             stop: Some(mark).filter(|mark| mark.code != 0),
             told: losses(TOLD_AT),
             lost: losses(LOST_AT),
+            part: Part::parse(&file[PART_AT..])?,
+            writer: Some(writer).filter(|(place, _)| *place != NO_PLACE),
         };
         Some((stream, position))
     }
@@ -129,8 +152,18 @@ impl PositionFile {
     }
 }
 
+/// What such files in a folder say: of which capture, of which stream, what.
+pub(super) fn all_in(folder: &Path) -> impl Iterator<Item = (u32, StreamId, Position)> {
+    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        let id = stream_id(name.to_str().filter(|name| name.ends_with(".position"))?)?;
+        let (stream, position) = read(&entry.path())?;
+        Some((id, stream, position))
+    })
+}
+
 /// What such a file says, and of which stream.
-pub(super) fn read(path: &Path) -> Option<(StreamId, Position)> {
+fn read(path: &Path) -> Option<(StreamId, Position)> {
     let mut bytes = [0; BYTES];
     File::open(path).ok()?.read_exact_at(&mut bytes, 0).ok()?;
     Position::parse(&bytes)
@@ -146,11 +179,14 @@ mod tests {
         let mut full = Position {
             number: 1 << 40,
             ended: true,
+            closed: true,
             seq: 9,
             bytes: 1 << 33,
             last_ts: 77,
             clock: Some(Event { ts: 5, func: 1, kind: KIND_MARKER, ..Event::default() }),
             stop: Some(StopMark { code: 3, payload: 28 }),
+            part: Part { ring: 5, taken: 6, has_raw: true, ..Part::default() },
+            writer: Some((3, WriterPart { tid: 9, pid: 8, end: 7, ..WriterPart::default() })),
             ..Position::default()
         };
         full.told.add(Cause::Full, 12);

@@ -4,7 +4,7 @@
 //! goes on behind is decompressed and compared with its checksum.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -15,14 +15,15 @@ use callsight_format::{
 };
 use zstd::bulk::Decompressor;
 
-use super::directory::{lock, segments_in, stream_id};
+use super::directory::{lock, segments_in};
 use super::final_chunk::FinalChunk;
 use super::guard::Contents;
 use super::position::{self, Position, PositionFile};
 use super::segment::Segment;
-use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture};
+use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture, writers};
+use crate::session::{Part, RingId, WriterPart};
 use crate::stream::{Sender, StreamEnd, StreamId, inflate};
-use crate::{Amount, Sink};
+use crate::{Amount, Ending, Sink};
 
 /// A stream of which a capture is there.
 pub struct Resumed {
@@ -34,6 +35,8 @@ pub struct Resumed {
     pub unpacked: bool,
     /// What takes the rest; `None` where the end is there too.
     pub capture: Option<Box<dyn Sink>>,
+    /// What is in it of the ring, where that is known.
+    pub(crate) part: Option<Part>,
 }
 
 impl CaptureDir {
@@ -57,6 +60,43 @@ impl CaptureDir {
         }
     }
 
+    /// Ends the captures of events of a ring that a killed server has left, but for that of `stream`,
+    /// which goes on: each tells what it does not have, and says no more that it may go on.
+    pub(crate) fn close_left(&self, ring: RingId, stream: StreamId, limits: CaptureLimits) {
+        let left = self.positions().into_values().filter(|(of, position)| {
+            position.part.ring == ring && *of != stream && !position.ended && !position.closed
+        });
+        for (of, position) in left {
+            // Records without numbers do not show what is missing.
+            let ending = Ending { cut: position.part.has_raw, ..Ending::default() };
+            if let Some(mut capture) = self.resume(of, limits).and_then(|left| left.capture) {
+                capture.close(&ending);
+            }
+        }
+    }
+
+    /// What captures of events have of a ring, each with its writers.
+    pub(crate) fn parts(&self, ring: RingId) -> Vec<(Part, Vec<WriterPart>)> {
+        let positions = self.positions().into_iter();
+        let of_ring = positions.filter(|(_, (_, position))| position.part.ring == ring);
+        let part = |(id, (_, position)): (u32, (StreamId, Position))| {
+            let writers = self.writers_behind(id, &position);
+            (position.part, writers.into_iter().flatten().collect())
+        };
+        of_ring.map(part).collect()
+    }
+
+    /// What a capture has of each writer; the last one as the position has it.
+    pub(super) fn writers_behind(&self, id: u32, position: &Position) -> Vec<Option<WriterPart>> {
+        let mut writers = writers::read(&self.writers_path(id));
+        // Where it would stand beyond the next one, the file is gone.
+        if let Some((at, writer)) = position.writer.filter(|(at, _)| *at <= writers.len()) {
+            writers.resize(writers.len().max(at + 1), None);
+            writers[at] = Some(writer);
+        }
+        writers
+    }
+
     fn resume_events(
         &self,
         id: u32,
@@ -71,7 +111,7 @@ impl CaptureDir {
             let at = (file, position);
             capture = Some(Box::new(EventCapture::resume(self.clone(), id, limits, first, at)?));
         }
-        Some(Resumed { id, last_block, unpacked: true, capture })
+        Some(Resumed { id, last_block, unpacked: true, capture, part: Some(position.part) })
     }
 
     fn resume_chunks(
@@ -111,7 +151,7 @@ impl CaptureDir {
     ) -> Option<Resumed> {
         let last_block = found.last_block.unwrap_or(0);
         if found.ended {
-            return Some(Resumed { id, last_block, unpacked: false, capture: None });
+            return Some(Resumed { id, last_block, unpacked: false, capture: None, part: None });
         }
         let segment = Segment::reopen(file, found.end).ok()?;
         let mut capture = ChunkCapture::on(self.clone(), id, limits, Some(first), segment);
@@ -125,7 +165,8 @@ impl CaptureDir {
             capture.dropped_earlier = last.dropped;
             last.stop.into_iter().for_each(|mark| capture.stay_stopped(mark));
         }
-        Some(Resumed { id, last_block, unpacked: false, capture: Some(Box::new(capture)) })
+        let capture: Option<Box<dyn Sink>> = Some(Box::new(capture));
+        Some(Resumed { id, last_block, unpacked: false, capture, part: None })
     }
 
     /// Bytes of the segments before this one.
@@ -148,12 +189,7 @@ pub(super) fn streams_in(folder: &Path) -> HashMap<StreamId, u32> {
     for (id, _, path) in segments_in(folder) {
         add(File::open(path).ok().and_then(|file| stream_in(&file)), id);
     }
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| name.ends_with(".position")) else { continue };
-        let Some(id) = stream_id(name) else { continue };
-        add(position::read(&entry.path()).map(|(stream, _)| stream), id);
-    }
+    position::all_in(folder).for_each(|(id, stream, _)| add(Some(stream), id));
     streams
 }
 

@@ -21,6 +21,7 @@ use super::replies::Replies;
 use super::streams::{Begun, Joined, Share};
 use super::{STOP_POLL, Seat, Server};
 use crate::capture::{ChunkCapture, EventCapture};
+use crate::session::{RingId, ring_of};
 use crate::stream::{Chunk, ChunkDecoder, Item, Sender, StreamError, StreamId};
 use crate::{Host, Session, SessionMeta, Sink};
 
@@ -216,18 +217,31 @@ impl Connection<'_> {
 
     /// Finds out by its first chunk which stream this is.
     fn open(&self, first: &Chunk<'_>) -> Result<Part, String> {
-        let Item::Sender(Sender { stream: Some(stream), .. }) = first.item else {
+        let Item::Sender(sender @ Sender { stream: Some(stream), .. }) = &first.item else {
             return self.begin_alone();
         };
         let replies = Replies::greet(&self.socket);
-        let streams = &self.server.streams;
-        Ok(match streams.join(stream, &self.socket, || self.begin(Some(stream)))? {
+        let (streams, stream) = (&self.server.streams, *stream);
+        let begin = || {
+            self.learn(ring_of(sender, &self.origin), stream);
+            self.begin(Some(stream))
+        };
+        Ok(match streams.join(stream, &self.socket, begin)? {
             Joined::Ended(number) => Part::Ended(replies.begin(number)),
             Joined::Open(share) => {
                 let acknowledged = share.with(|session| session.acknowledged()).unwrap_or(0);
                 Part::Packs(share, stream, replies.begin(acknowledged))
             }
         })
+    }
+
+    /// Finds out what captures of earlier servers have of the ring of a stream.
+    fn learn(&self, ring: RingId, stream: StreamId) {
+        let Server { captures, options, books, .. } = self.server;
+        books.learn(ring, || {
+            captures.close_left(ring, stream, options.limits);
+            captures.parts(ring)
+        });
     }
 
     /// A stream that no other connection can join.
@@ -255,7 +269,8 @@ impl Connection<'_> {
             self.say(&format!("goes on in {name} behind block {block}{form}"));
             let sinks = std::iter::once(capture).chain(others());
             let meta = self.meta(resumed.id, stream);
-            let session = Session::resume(&meta, sinks.collect(), block).among(&self.server.books);
+            let session = Session::resume(&meta, sinks.collect(), block);
+            let session = session.among(&self.server.books).behind(resumed.part);
             return Ok(Begun::Session(Box::new(session)));
         }
         let reserved = captures
@@ -315,7 +330,11 @@ impl Connection<'_> {
             self.say(&format!("its connection is gone; the stream waits {seconds} s for another"));
         }
         let until = Instant::now() + RECONNECT_TIME;
-        while !share.is_over() && Instant::now() < until && !self.stop.load(Ordering::Relaxed) {
+        let may_come = || {
+            let taken_up = share.with(|session| session.is_taken_up()).unwrap_or(false);
+            !taken_up && Instant::now() < until && !self.stop.load(Ordering::Relaxed)
+        };
+        while !share.is_over() && may_come() {
             thread::sleep(STOP_POLL);
         }
         !share.is_over()
@@ -337,7 +356,6 @@ impl Connection<'_> {
         if let Some((name, tally)) = tally {
             self.server.say(&format!("{} -> {name} ({tally})", self.peer));
             tally.other_sinks().for_each(|account| self.say(&account));
-            self.server.books.count(&tally);
             self.server.totals().count(&tally);
         }
     }

@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use callsight_format::{BlockHeader, Cause};
 
+use super::part::{Part, WriterPart};
 use super::tally::{OfRing, Tally};
 
 /// Most writers that are followed, and most losses whose notes are: those beyond are believed. 64 and
@@ -19,7 +20,7 @@ const MAX_WRITERS: usize = 1 << 16;
 const MAX_SPANS: usize = 32;
 
 /// Which ring of which machine.
-pub(super) type RingId = u64;
+pub(crate) type RingId = u64;
 
 /// A thread: which ring, process, start of that, thread.
 type WriterId = (RingId, u32, u64, u32);
@@ -40,6 +41,38 @@ struct State {
     whole: HashSet<RingId>,
     /// What the sessions' own accounts say, by ring.
     by_sessions: HashMap<RingId, Counted>,
+    /// Rings of which it is known what earlier servers had.
+    known: HashSet<RingId>,
+    begun: HashMap<RingId, Begun>,
+}
+
+impl State {
+    /// What no session counts of these rings. For each, since another one may have losses that no block
+    /// tells.
+    fn beyond(&self, wanted: impl Fn(RingId) -> bool) -> HashMap<RingId, u64> {
+        let mut rings: HashMap<RingId, Sums> = HashMap::new();
+        for ((ring, ..), lives) in self.writers.iter().filter(|((ring, ..), _)| wanted(*ring)) {
+            let sums = rings.entry(*ring).or_default();
+            lives.iter().for_each(|life| sums.add(life.lost(), life.missing()));
+        }
+        for ring in self.by_sessions.keys().filter(|ring| wanted(**ring)) {
+            rings.entry(*ring).or_default();
+        }
+        let beyond = rings.into_iter().map(|(ring, all)| {
+            let counted = self.by_sessions.get(&ring).copied().unwrap_or_default();
+            let all = counted.of_all(all);
+            let missing = all.missing.saturating_sub(counted.sums.missing);
+            (ring, missing.saturating_add(all.lost.saturating_sub(counted.sums.lost)))
+        });
+        beyond.collect()
+    }
+}
+
+/// The sessions of a ring that have begun: the last one, and how many have not ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Begun {
+    last: u32,
+    open: u32,
 }
 
 /// What the sessions of a ring say, all in all.
@@ -54,13 +87,16 @@ struct Counted {
     /// What its writers dropped, as its last drain says.
     dropped: Option<u64>,
     has_raw: bool,
-    /// Whether an earlier server has a part of it.
+    /// Whether an earlier server has a part of it, and nobody knows which.
     is_part: bool,
+    /// What no session counts, and a capture tells: one of this server, or of an earlier one.
+    told: u64,
+    told_earlier: u64,
 }
 
 impl Counted {
     fn add(&mut self, tally: &Tally) {
-        let OfRing { taken, came, again, dropped, has_raw } = tally.of_ring;
+        let OfRing { taken, came, again, dropped, has_raw, is_part } = tally.of_ring;
         self.sums.add(tally.lost_by_writers(), tally.missing_records);
         self.first_taken = Some(self.first_taken.map_or(taken, |first| first.min(taken)));
         let end = taken.saturating_add(came).saturating_add(tally.missing_records);
@@ -68,7 +104,19 @@ impl Counted {
         self.came = self.came.saturating_add(came.saturating_sub(again));
         self.dropped = self.dropped.max(dropped);
         self.has_raw |= has_raw;
-        self.is_part |= tally.resumed_behind.is_some();
+        self.is_part |= is_part;
+    }
+
+    /// The same of a stream that an earlier server had.
+    fn add_part(&mut self, part: &Part) {
+        let Part { taken, came, again, missing, lost, between, has_raw, .. } = *part;
+        self.sums.add(lost, missing);
+        self.first_taken = Some(self.first_taken.map_or(taken, |first| first.min(taken)));
+        self.last_taken = self.last_taken.max(part.end());
+        self.came = self.came.saturating_add(came.saturating_sub(again));
+        self.has_raw |= has_raw;
+        self.told = self.told.saturating_add(between);
+        self.told_earlier = self.told_earlier.saturating_add(between);
     }
 
     /// What drains had taken of the ring and no stream brought, and what its writers dropped; `writers`
@@ -152,10 +200,21 @@ impl Life {
 
     /// Adds a block; which of its numbers had come before.
     fn add(&mut self, block: &BlockHeader, late: bool) -> Vec<Range<u64>> {
-        let mut new = Span::of(block);
+        let new = Span::of(block);
         if block.numbered == 0 && self.spans.last().is_some_and(|last| last.end > new.first) {
             return Vec::new();
         }
+        self.add_span(new, late)
+    }
+
+    /// Adds what an earlier server had.
+    fn add_part(&mut self, part: &WriterPart, late: bool) {
+        let WriterPart { first, end, lost_first, lost_last, missing, .. } = *part;
+        self.add_span(Span { first, end, lost_first, lost_last }, late);
+        self.missing = self.missing.saturating_add(missing);
+    }
+
+    fn add_span(&mut self, mut new: Span, late: bool) -> Vec<Range<u64>> {
         let at = self.spans.partition_point(|span| span.first <= new.first);
         if at == 0 {
             self.late = late;
@@ -230,6 +289,43 @@ impl Books {
         life_of(lives, block, late).add(block, late)
     }
 
+    /// Learns what earlier servers had of a ring, unless it is known.
+    pub fn learn(&self, ring: RingId, read: impl FnOnce() -> Vec<(Part, Vec<WriterPart>)>) {
+        let mut state = self.lock();
+        if state.known.len() >= MAX_WRITERS || !state.known.insert(ring) {
+            return;
+        }
+        for (part, writers) in read() {
+            state.by_sessions.entry(ring).or_default().add_part(&part);
+            if part.taken == 0 {
+                state.whole.insert(ring);
+            }
+            let late = !state.whole.contains(&ring);
+            for writer in writers.iter().filter(|writer| writer.end > 0) {
+                let id = (ring, writer.pid, writer.start, writer.tid);
+                let WriterPart { first, from_ts: first_ts, .. } = *writer;
+                let begins = BlockHeader { first, first_ts, ..BlockHeader::default() };
+                let lives = state.writers.entry(id).or_default();
+                life_of(lives, &begins, late).add_part(writer, late);
+            }
+        }
+    }
+
+    /// A session has a stream of this ring.
+    pub fn begin(&self, ring: RingId, session: u32) {
+        let mut state = self.lock();
+        if state.begun.len() < MAX_WRITERS || state.begun.contains_key(&ring) {
+            let begun = state.begun.entry(ring).or_default();
+            begun.last = session.max(begun.last);
+            begun.open += 1;
+        }
+    }
+
+    /// Whether another session has a later stream of this ring.
+    pub fn goes_on(&self, ring: RingId, session: u32) -> bool {
+        self.lock().begun.get(&ring).is_some_and(|begun| begun.last > session)
+    }
+
     /// A note of `session` tells a loss: whether one of another session has told it.
     pub fn told_before(
         &self,
@@ -249,30 +345,37 @@ impl Books {
     pub fn count(&self, tally: &Tally) {
         let Some(ring) = tally.ring else { return };
         let mut state = self.lock();
+        if let Some(begun) = state.begun.get_mut(&ring) {
+            begun.open = begun.open.saturating_sub(1);
+        }
         if state.by_sessions.len() < MAX_WRITERS || state.by_sessions.contains_key(&ring) {
             state.by_sessions.entry(ring).or_default().add(tally);
         }
     }
 
-    /// What no session counts: lost between two streams of a ring, and the losses whose notes were.
-    /// For each ring, since another one may have losses that no block tells.
+    /// What no session counts: lost between two streams of a ring, and the losses whose notes were;
+    /// without what captures of earlier servers tell.
     pub fn lost_between(&self) -> u64 {
         let state = self.lock();
-        let mut rings: HashMap<RingId, Sums> = HashMap::new();
-        for ((ring, ..), lives) in &state.writers {
-            let sums = rings.entry(*ring).or_default();
-            lives.iter().for_each(|life| sums.add(life.lost(), life.missing()));
-        }
-        for ring in state.by_sessions.keys() {
-            rings.entry(*ring).or_default();
-        }
-        let beyond = rings.into_iter().map(|(ring, all)| {
-            let counted = state.by_sessions.get(&ring).copied().unwrap_or_default();
-            let all = counted.of_all(all);
-            let missing = all.missing.saturating_sub(counted.sums.missing);
-            missing.saturating_add(all.lost.saturating_sub(counted.sums.lost))
+        let beyond = state.beyond(|_| true).into_iter().map(|(ring, beyond)| {
+            let told = state.by_sessions.get(&ring).map_or(0, |counted| counted.told_earlier);
+            beyond.saturating_sub(told)
         });
         beyond.fold(0, u64::saturating_add)
+    }
+
+    /// The same of a ring as far as no capture tells it; one will, now. As long as another session may
+    /// bring it, none.
+    pub fn tell_lost_between(&self, ring: RingId) -> u64 {
+        let mut state = self.lock();
+        if state.begun.get(&ring).is_some_and(|begun| begun.open > 0) {
+            return 0;
+        }
+        let beyond = state.beyond(|other| other == ring).remove(&ring).unwrap_or(0);
+        let Some(counted) = state.by_sessions.get_mut(&ring) else { return 0 };
+        let untold = beyond.saturating_sub(counted.told);
+        counted.told = counted.told.saturating_add(untold);
+        untold
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -385,7 +488,7 @@ mod tests {
     fn what_a_killed_drain_held_of_threads_that_had_ended_is_missing() {
         let session = |taken, came, again, dropped| Tally {
             ring: Some(0),
-            of_ring: OfRing { taken, came, again, dropped: Some(dropped), has_raw: false },
+            of_ring: OfRing { taken, came, again, dropped: Some(dropped), ..OfRing::default() },
             ..Tally::default()
         };
         let books = Books::default();
@@ -394,12 +497,56 @@ mod tests {
         // Of 220 records, 130 came; and nobody told of 30 that were dropped.
         assert_eq!(books.lost_between(), 90 + 30);
         // An earlier server has a part of it, or another drain had.
-        for other in [Tally { resumed_behind: Some(3), ..session(0, 9, 0, 0) }, session(7, 9, 0, 5)]
-        {
+        let mut part = session(0, 9, 0, 0);
+        part.of_ring.is_part = true;
+        for other in [part, session(7, 9, 0, 5)] {
             let books = Books::default();
             books.count(&other);
             assert_eq!(books.lost_between(), 0);
         }
+    }
+
+    /// 60 records of the one thread came at an earlier server, of which 10 are missing.
+    fn earlier() -> (Part, Vec<WriterPart>) {
+        let writer = WriterPart {
+            pid: 7,
+            tid: 1,
+            from_ts: 5,
+            end: 60,
+            missing: 10,
+            ..WriterPart::default()
+        };
+        (Part { came: 50, missing: 10, between: 4, ..Part::default() }, vec![writer])
+    }
+
+    #[test]
+    fn what_an_earlier_server_had_is_known_once() {
+        let books = Books::default();
+        (0..2).for_each(|_| books.learn(0, || vec![earlier()]));
+        assert_eq!(add(&books, true, &[(40, 30, 9, 0), (80, 10, 12, 0)]), [20, 0]);
+        // 70 to 79, and 10 that are told; the other server told 4 more.
+        let of_ring = OfRing { taken: 40, came: 40, again: 20, ..OfRing::default() };
+        let tally = Tally { ring: Some(0), of_ring, missing_records: 10, ..Tally::default() };
+        books.count(&tally);
+        assert_eq!(books.lost_between(), 0);
+        let of_ring = OfRing { taken: 120, came: 5, ..OfRing::default() };
+        books.count(&Tally { ring: Some(0), of_ring, ..Tally::default() });
+        // Of 125 records 75 came, 20 are told as missing by the sessions, and 4 between them.
+        assert_eq!(books.lost_between(), 26);
+        assert_eq!([0; 2].map(|ring| books.tell_lost_between(ring)), [26, 0]);
+    }
+
+    #[test]
+    fn nothing_between_two_streams_is_told_while_one_of_them_may_bring_it() {
+        let books = Books::default();
+        [1, 2].into_iter().for_each(|session| books.begin(0, session));
+        assert_eq!([1, 2].map(|session| books.goes_on(0, session)), [true, false]);
+        let count = |taken| {
+            let of_ring = OfRing { taken, came: 20, ..OfRing::default() };
+            books.count(&Tally { ring: Some(0), of_ring, ..Tally::default() });
+            books.tell_lost_between(0)
+        };
+        assert_eq!([count(50), count(0)], [0, 30]);
     }
 
     #[test]
@@ -409,7 +556,7 @@ mod tests {
         // It begins with a note that is older than the writer: taken for another life.
         add(&books, true, &[(10, 10, 5, 0)]);
         assert_eq!(books.lost_between(), 10);
-        let of_ring = OfRing { taken: 0, came: 20, again: 0, dropped: None, has_raw: false };
+        let of_ring = OfRing { came: 20, ..OfRing::default() };
         books.count(&Tally { ring: Some(0), of_ring, ..Tally::default() });
         assert_eq!(books.lost_between(), 0);
     }

@@ -5,6 +5,7 @@
 mod books;
 mod lanes;
 mod numbers;
+mod part;
 mod tally;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,18 +14,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use callsight_format::{
-    ByteOrder, Cause, END_DONE, EVENT_BYTES, KIND_ENTER, KIND_EXIT, OP_NOTE, Origin, Unpacker,
+    ByteOrder, Cause, END_DONE, EVENT_BYTES, KIND_ENTER, KIND_EXIT, Origin, Unpacker,
 };
 
-use crate::batch::{BATCH_BYTES, Pool};
+use crate::batch::{Again, BATCH_BYTES, Pool, with_numbers};
 use crate::sink::Closing;
 use crate::stream::{Block, Chunk, Item, Sender, StreamEnd, StreamId};
 use crate::{Amount, Content, Dropped, Ending, LossWatch, Losses, SessionMeta, Sink};
-pub(crate) use books::Books;
-use books::RingId;
+pub(crate) use books::{Books, RingId};
 use lanes::Lanes;
 pub(crate) use lanes::give_up;
 pub(crate) use numbers::Numbers;
+pub(crate) use part::{Part, WriterPart};
 use tally::OfRing;
 pub(crate) use tally::counted;
 pub use tally::{SinkTally, Tally};
@@ -66,6 +67,8 @@ pub struct Session {
     numbers: Numbers,
     /// What all streams of this server bring.
     books: Arc<Books>,
+    /// What an earlier server had of the stream, as far as that is known.
+    earlier: Option<Part>,
     /// What tells the sender's ring from others.
     ring: RingId,
     /// Other drains, or an earlier server, had what came before of the same ring.
@@ -103,6 +106,11 @@ impl Session {
         Session { books: Arc::clone(books), ..self }
     }
 
+    /// One whose beginning an earlier server had, and left this.
+    pub(crate) fn behind(self, earlier: Option<Part>) -> Session {
+        Session { earlier, ..self }
+    }
+
     fn begin(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, last_block: u64) -> Session {
         Session {
             id: meta.id,
@@ -115,6 +123,7 @@ impl Session {
             watch: LossWatch::default(),
             numbers: Numbers::default(),
             books: Arc::default(),
+            earlier: None,
             ring: 0,
             late: false,
             last_block,
@@ -165,17 +174,23 @@ impl Session {
         self.end.is_some()
     }
 
+    /// Whether another stream goes on with its ring: then its drain is no more.
+    pub(crate) fn is_taken_up(&self) -> bool {
+        self.stream.is_some() && self.books.goes_on(self.ring, self.id)
+    }
+
     /// Ends every sink and gives the account. `cut_records` were announced and did not come.
     pub fn finish(mut self, cut_records: u64, host: &dyn Host) -> Tally {
         let (mut lost_before, lost_in_ring, missing) = self.lost_before();
         self.tally.ring = self.stream.map(|_| self.ring);
         (self.tally.lost_in_ring, self.tally.missing_records) = (lost_in_ring, missing);
         self.tally.of_ring = OfRing {
-            taken: self.taken_before,
+            taken: self.earlier.map_or(self.taken_before, |part| part.end()),
             came: self.raw_records.saturating_add(self.packed_records),
             again: self.again_records,
             dropped: self.dropped_in_ring(),
             has_raw: self.raw_records > 0,
+            is_part: self.tally.resumed_behind.is_some() && self.earlier.is_none(),
         };
         if self.stream.is_none() {
             lost_before.add(Cause::Torn, cut_records);
@@ -185,8 +200,15 @@ impl Session {
         self.say_how_it_ended(host);
         // A sender of version 2 never says that it is done; in the middle of a chunk it was not.
         let cut = self.end.is_none() && (self.tally.named || cut_records > 0);
+        self.books.count(&self.tally);
         self.closing.set();
-        let ending = Ending { lost_before, not_given: Dropped::default(), cut };
+        let ending = Ending {
+            lost_before,
+            lost_between: self.stream.map_or(0, |_| self.books.tell_lost_between(self.ring)),
+            taken_up: self.raw_records == 0 && self.is_taken_up(),
+            cut,
+            ..Ending::default()
+        };
         self.tally.sinks = self.lanes.finish(ending, CLOSE_TIME);
         self.tell_troubles(host);
         self.tally
@@ -212,18 +234,21 @@ impl Session {
         self.last_block = header.number;
         // What came before the greeting has no numbers.
         let late = self.late || self.raw_records > 0;
-        self.numbers.observe(&header, late);
+        self.numbers.observe(&header, late, 0);
         let again = self.books.add(self.ring, &header, late);
         self.tally.again_events += calls_among(block, &again);
-        self.again_records += again.iter().map(|range| range.end - range.start).sum::<u64>();
-        self.hear(block);
+        let told_before = self.hear(block);
+        let again = Again::of(&header, again, told_before);
+        self.again_records += again.records();
         let amount = Amount::of_block(&header);
         self.packed_records += amount.records;
-        self.offer(Content::Block(header), chunk, amount, host);
+        self.offer_with(Content::Block(header), chunk, amount, again, host);
     }
 
-    /// Reads the losses that the notes in a block tell, and which of them another stream told.
-    fn hear(&mut self, block: &Block<'_>) {
+    /// Reads the losses that the notes in a block tell, and which of them another stream told; whether
+    /// there are such.
+    fn hear(&mut self, block: &Block<'_>) -> bool {
+        let mut told_before = false;
         for marker in block.markers {
             let before = self.watch.told();
             self.watch.observe_marker(marker);
@@ -231,9 +256,11 @@ impl Session {
                 let writer = (self.ring, &block.header);
                 if self.books.told_before(self.id, writer, (marker.ts, cause, events)) {
                     self.tally.again_lost.add(cause, events);
+                    told_before = true;
                 }
             }
         }
+        told_before
     }
 
     fn take_notice(&mut self, events: u64, host: &dyn Host) {
@@ -253,6 +280,7 @@ impl Session {
             self.ring = ring_of(sender, &self.origin);
             self.taken_before = sender.taken;
             self.late |= sender.taken > 0;
+            self.books.begin(self.ring, self.id);
             self.offer(Content::Sender(sender.clone()), chunk, Amount::default(), host);
         }
     }
@@ -265,6 +293,17 @@ impl Session {
     }
 
     fn offer(&mut self, content: Content, bytes: &[u8], amount: Amount, host: &dyn Host) {
+        self.offer_with(content, bytes, amount, Again::default(), host);
+    }
+
+    fn offer_with(
+        &mut self,
+        content: Content,
+        bytes: &[u8],
+        amount: Amount,
+        again: Again,
+        host: &dyn Host,
+    ) {
         self.tally.received_events += amount.events;
         while !self.lanes.wait_for_room(ROOM_POLL) && host.waits() {
             self.tell_troubles(host);
@@ -273,7 +312,7 @@ impl Session {
             Content::Block(header) => Some(header.number),
             _ => None,
         };
-        match self.pool.batch(content, bytes, amount, self.order) {
+        match self.pool.batch(content, bytes, amount, again, self.order) {
             Some(batch) => self.lanes.offer(&batch),
             None => self.lanes.refuse(amount, number),
         }
@@ -381,7 +420,7 @@ impl Session {
 /// What tells the ring of a sender from others: its machine, and when its clock was started. Of a
 /// machine that does not say which clock it has nobody knows whether another stream is of the same, so
 /// it has a ring of its own.
-fn ring_of(sender: &Sender, origin: &Origin) -> RingId {
+pub(crate) fn ring_of(sender: &Sender, origin: &Origin) -> RingId {
     let mut hasher = DefaultHasher::new();
     match (sender.clock.is_empty(), sender.stream) {
         (true, Some(stream)) => stream.hash(&mut hasher),
@@ -397,16 +436,16 @@ fn calls_among(block: &Block<'_>, numbers: &[Range<u64>]) -> u64 {
     if all == 0 || all == u64::from(header.numbered) {
         return if all == 0 { 0 } else { header.calls.into() };
     }
-    let ops = block.raw.get(usize::from(header.header_bytes)..).unwrap_or_default();
-    let mut ops = ops.iter();
-    let (mut number, mut calls) = (header.first, 0);
+    let mut calls = 0;
     // The decoder has found it whole.
-    let _ = Box::<Unpacker>::default().unpack_checked(header, block.raw, |event| {
-        if ops.next().is_some_and(|op| *op != OP_NOTE) {
-            let is_call = matches!(event.kind, KIND_ENTER | KIND_EXIT);
+    let _ = with_numbers(
+        &mut Box::<Unpacker>::default(),
+        header,
+        block.raw,
+        |event, number, numbered| {
+            let is_call = numbered && matches!(event.kind, KIND_ENTER | KIND_EXIT);
             calls += u64::from(is_call && numbers.iter().any(|range| range.contains(&number)));
-            number += 1;
-        }
-    });
+        },
+    );
     calls
 }

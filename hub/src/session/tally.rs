@@ -78,6 +78,8 @@ pub(super) struct OfRing {
     pub dropped: Option<u64>,
     /// Whether some came without numbers: nobody knows which of them another stream brought too.
     pub has_raw: bool,
+    /// Whether an earlier server has a part of the stream, and nobody knows which.
+    pub is_part: bool,
 }
 
 impl Tally {

@@ -166,6 +166,17 @@ impl Device {
     }
 }
 
+/// A drain that says which clock its machine has, and what others had taken of its ring.
+pub fn drain(at: SocketAddr, stream: u8, clock: &[u8], taken: u64) -> Device {
+    let (id, taken) = (stream_id(stream), taken.to_le_bytes());
+    let said = [(HELLO_CLOCK, clock), (HELLO_STREAM, &id[..]), (HELLO_TAKEN, &taken[..])];
+    let mut device = Device { socket: connect(at, LE), acknowledged: Vec::new() };
+    device.socket.write_all(&chunk(CHUNK_HELLO, &fields(&said), LE)).expect("send");
+    assert_eq!(device.hear().map(|(kind, _)| kind), Some(REPLY_GREETING));
+    device.hear_acknowledgement().expect("a number");
+    device
+}
+
 /// The chunks of a capture file: kind, chunk, payload. All of it must be whole.
 pub fn chunks_of(path: &Path) -> Vec<(u32, Vec<u8>, Vec<u8>)> {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
