@@ -281,9 +281,13 @@ impl Doubts {
         if self.mismatches_resumed > 0 {
             let not_matching =
                 counted(self.mismatches_resumed, "call or exit does", "calls or exits do");
+            let known = match report.losses.is_empty() {
+                true => "how many is unknown",
+                false => "and counted above as far as anybody knows of them",
+            };
             self.say(format!(
                 "{not_matching} not match across a restart of the drain: events in between are \
-                 lost, how many is unknown"
+                 lost, {known}"
             ));
         }
         if self.ignored_processes > 0 {

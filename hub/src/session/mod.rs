@@ -8,7 +8,6 @@ mod numbers;
 mod part;
 mod tally;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -421,12 +420,21 @@ impl Session {
 /// machine that does not say which clock it has nobody knows whether another stream is of the same, so
 /// it has a ring of its own.
 pub(crate) fn ring_of(sender: &Sender, origin: &Origin) -> RingId {
-    let mut hasher = DefaultHasher::new();
     match (sender.clock.is_empty(), sender.stream) {
-        (true, Some(stream)) => stream.hash(&mut hasher),
-        _ => (&sender.host, &sender.clock, origin.t0_ns, origin.t0_ticks).hash(&mut hasher),
+        (true, Some(stream)) => hash(&[stream.bytes()]),
+        _ => {
+            let (ns, ticks) = (origin.t0_ns.to_le_bytes(), origin.t0_ticks.to_le_bytes());
+            hash(&[sender.host.as_bytes(), &[0], sender.clock.as_bytes(), &ns, &ticks])
+        }
     }
-    hasher.finish()
+}
+
+/// FNV-1a of 64 bits (Fowler, Noll, Vo): it is stored, so it has to be the same in every build.
+fn hash(parts: &[&[u8]]) -> u64 {
+    let bytes = parts.iter().copied().flatten();
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// How many enters and exits of a block have these numbers.
