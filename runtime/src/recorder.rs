@@ -25,19 +25,20 @@ pub fn start_thread(thread: &mut Thread) -> bool {
     thread.word = tid_word(tid);
     thread.flags = OWES_PROCESS | OWES_NAME;
     thread.windows = 0;
-    thread.skipped = process::take_early_events();
-    if thread.skipped > 0 {
-        thread.flags |= EARLY;
-    }
+    thread.skipped = 0;
     thread.anchored = clock::origin().t0_ticks;
     thread.slot = core::ptr::null_mut();
     thread.set_up_for(process::generation());
     if !config::get().wants_thread(name_of(&sys::thread_name())) {
         // Without a window every hook comes the slow way.
         thread.flags |= UNWANTED;
-    } else {
-        take_place(thread, me.pid, tid);
+        return true;
     }
+    thread.skipped = process::take_early_events();
+    if thread.skipped > 0 {
+        thread.flags |= EARLY;
+    }
+    take_place(thread, me.pid, tid);
     true
 }
 
