@@ -56,14 +56,22 @@ impl Losses {
 
     /// These, raised to the sum of `stated`, whose causes count where both name others for the same
     /// events: what a writer tells in a note of its own is `full` whatever kept it from storing. Only
-    /// a torn record is always told as one.
+    /// a torn record is always told as one, and who found no slot has no notes.
     pub fn raised_to(&self, stated: &Losses) -> Losses {
-        let missing = stated.sum().saturating_sub(self.sum());
-        let raised = self.plus(&stated.beyond(self).up_to(missing));
-        let mut misnamed = raised.beyond(stated);
-        misnamed.0[Cause::Torn as usize] = 0;
+        let (mut told, mut stated) = (*self, *stated);
+        let mut no_slot = Losses::default();
+        let without_slot = [&mut told, &mut stated].map(|some| some.take(Cause::NoSlot));
+        no_slot.add(Cause::NoSlot, without_slot[0].max(without_slot[1]));
+        let missing = stated.sum().saturating_sub(told.sum());
+        let raised = told.plus(&stated.beyond(&told).up_to(missing));
+        let mut misnamed = raised.beyond(&stated);
+        misnamed.take(Cause::Torn);
         let named = stated.beyond(&raised).up_to(misnamed.sum());
-        raised.beyond(&misnamed.up_to(named.sum())).plus(&named)
+        raised.beyond(&misnamed.up_to(named.sum())).plus(&named).plus(&no_slot)
+    }
+
+    fn take(&mut self, cause: Cause) -> u64 {
+        std::mem::take(&mut self.0[cause as usize])
     }
 
     /// The first of these, `most` events.
@@ -332,9 +340,9 @@ mod tests {
         stated.add(Cause::NoSlot, 3);
         stated.add(Cause::Full, 4);
         assert_eq!(told.raised_to(&stated), stated);
-        // More was told than is stated.
+        // More was told than is stated, and none of it of those without a slot.
         told.add(Cause::Full, 9);
-        assert_eq!(told.raised_to(&stated).by_cause(), "6 full, 3 no_slot, 5 stopped");
+        assert_eq!(told.raised_to(&stated).by_cause(), "9 full, 3 no_slot, 5 stopped");
         let mut torn = Losses::default();
         torn.add(Cause::Torn, 2);
         assert_eq!(torn.raised_to(&stated).of(Cause::Torn), 2);

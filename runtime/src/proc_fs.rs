@@ -121,8 +121,8 @@ pub fn is_in_memory_of(pid: u32) -> bool {
 }
 
 fn grows_with_us(pid: u32) -> bool {
-    // Far more than what threads of that process map meanwhile, in pages of any size.
-    const BYTES: usize = 1 << 30;
+    // More than what threads of that process map meanwhile, in pages of any size.
+    const BYTES: usize = 256 << 20;
     const LARGEST_PAGE_BYTES: u64 = 64 << 10;
     const GROWS: u64 = BYTES as u64 / LARGEST_PAGE_BYTES / 2;
     let Some(before) = mapped_pages(pid) else { return false };
