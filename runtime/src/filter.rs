@@ -23,7 +23,7 @@ pub const ASK: u32 = 16;
 /// Letting others run.
 pub const WAIT: u32 = 32;
 
-/// Asking who the parent is.
+/// Asking who the parent is, and whether this thread is one of its own.
 pub const PARENT: u32 = 64;
 
 /// The purposes for which some call is forbidden.
@@ -39,9 +39,10 @@ const CWD: u64 = -100i64 as u64;
 
 /// The calls with those arguments that a filter may look at: no pointers.
 #[rustfmt::skip]
-const CALLS: [(u32, usize, [u64; 3]); 33] = [
+const CALLS: [(u32, usize, [u64; 3]); 34] = [
     (BEGIN, nr::GETPID, [0; 3]),
     (PARENT, nr::GETPPID, [0; 3]),
+    (PARENT, nr::GET_ROBUST_LIST, [0; 3]),
     (BEGIN, nr::GETTID, [0; 3]),
     (BEGIN, nr::RT_SIGACTION, [7, 0, 0]),
     (BEGIN, nr::RT_SIGPROCMASK, [0; 3]),

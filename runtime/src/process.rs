@@ -319,7 +319,9 @@ pub fn settle_early_events() {
 /// Whether this is the child of a `vfork`, before its parent was set up. It would set the parent up as
 /// itself: a process that is soon gone, whose windows are then free for others.
 fn is_guest() -> bool {
-    !filter::forbids(filter::PARENT) && proc_fs::is_in_memory_of(sys::getppid())
+    !filter::forbids(filter::PARENT | filter::LOOK | filter::MAKE)
+        && !sys::has_robust_list()
+        && proc_fs::is_in_memory_of(sys::getppid())
 }
 
 /// The same, where the parent is set up: a thread of it that has had no hook before its `vfork` may not

@@ -408,6 +408,16 @@ pub fn getppid() -> u32 {
     unsafe { syscall6(nr::GETPPID, 0, 0, 0, 0, 0, 0) as u32 }
 }
 
+/// Whether libc has told the kernel of a list of mutexes for the calling thread, as it does for each that it
+/// makes. The child of a `vfork` has none.
+pub fn has_robust_list() -> bool {
+    let (mut head, mut bytes) = (0usize, 0usize);
+    let (head_at, bytes_at) = (&raw mut head as usize, &raw mut bytes as usize);
+    // SAFETY: the kernel writes a word to each.
+    let done = unsafe { syscall6(nr::GET_ROBUST_LIST, 0, head_at, bytes_at, 0, 0, 0) };
+    done == 0 && head != 0
+}
+
 /// Whether the program runs with rights its caller does not have.
 pub fn is_privileged() -> bool {
     // SAFETY: no pointers.

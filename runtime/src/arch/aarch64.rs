@@ -196,6 +196,7 @@ pub mod nr {
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
     pub const GETPPID: usize = 173;
+    pub const GET_ROBUST_LIST: usize = 100;
     pub const GETUID: usize = 174;
     pub const GETEUID: usize = 175;
     pub const GETGID: usize = 176;

@@ -202,6 +202,7 @@ pub mod nr {
     pub const GETEUID: usize = 107;
     pub const GETEGID: usize = 108;
     pub const GETPPID: usize = 110;
+    pub const GET_ROBUST_LIST: usize = 274;
     pub const FSTATFS: usize = 138;
     pub const PRCTL: usize = 157;
     pub const GETTID: usize = 186;
