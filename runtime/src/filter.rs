@@ -23,7 +23,7 @@ pub const ASK: u32 = 16;
 /// Letting others run.
 pub const WAIT: u32 = 32;
 
-/// Asking who the parent is, and whether this thread is one of its own.
+/// Asking who the parent is, and whether libc has made the calling thread.
 pub const PARENT: u32 = 64;
 
 /// The purposes for which some call is forbidden.

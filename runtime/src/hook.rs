@@ -119,7 +119,7 @@ fn turned_page(func: usize, call_site: usize, kind: u8, stack_pointer: usize) ->
     }
     // SAFETY: where events are stored directly the thread pointer is set.
     let thread = unsafe { &mut *threads::current() };
-    if thread.generation != generation || owes_notes(thread) || thread.flags & UNWANTED != 0 {
+    if thread.generation != generation || thread.flags & UNWANTED != 0 {
         return false;
     }
     let ts = arch::ticks();

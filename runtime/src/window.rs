@@ -60,8 +60,7 @@ pub struct Window {
 /// Whether the next window is a page of a ring with nothing at its head but perhaps the time.
 fn owes_only_anchors(thread: &Thread) -> bool {
     process::sink() == Sink::Ring
-        && thread.flags & OWES_PROCESS == 0
-        && !thread.has_left_out()
+        && !recorder::owes_notes(thread)
         && !process::is_limited()
         && !ring::has_untold(thread)
 }
