@@ -151,6 +151,14 @@ pub fn number(bytes: &[u8]) -> Option<u64> {
     (digits > 0).then_some(value)
 }
 
+/// What [`hash`] begins with.
+pub const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// One byte more of an FNV-1a hash (Fowler, Noll and Vo).
+pub fn hash(hash: u64, byte: u8) -> u64 {
+    (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+}
+
 /// Copies as much of `from` as fits; how many bytes.
 pub fn copy(to: &mut [u8], from: &[u8]) -> usize {
     let mut count = 0;

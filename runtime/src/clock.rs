@@ -1,9 +1,9 @@
 //! Which clock an event is stamped with, and what its ticks are in nanoseconds.
 //!
 //! The processor's counter where it is invariant, else the kernel's clock through the vDSO. The
-//! rate is measured over a tenth of a millisecond at the start (a few hundred ppm), in which the
-//! process finds out other things; anchors in the data ([`callsight_format::MARK_CLOCK`]) make it
-//! exact.
+//! rate is measured over the first tenth of a millisecond (a few hundred ppm), in which the process
+//! finds out other things and opens its first file or ring: who first asks for the [`origin`]
+//! waits for what is left of it. Anchors in the data ([`callsight_format::MARK_CLOCK`]) make it exact.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,17 +21,22 @@ const CLOCK_MONOTONIC_RAW: usize = 4;
 struct Clock {
     ticks: bool,
     id: usize,
+    /// But for the rate and what follows from it.
     origin: Origin,
-    /// About how many ticks a hundred milliseconds are: how far apart anchors in the data stand.
-    anchor_distance: u64,
+    /// What a hook costs, in the clock's unit.
+    hook_cost: u64,
 }
 
 static CLOCK: Shared<Clock> = Shared::new(Clock {
     ticks: false,
     id: CLOCK_MONOTONIC,
     origin: Origin { flags: 0, load_bias: 0, tick_hz: 0, t0_ticks: 0, t0_ns: 0, hook_ns: 0 },
-    anchor_distance: 100_000_000,
+    hook_cost: 0,
 });
+/// Ticks a second; 0 until somebody has measured it, and where the kernel's clock counts.
+static TICK_HZ: AtomicU64 = AtomicU64::new(0);
+/// About how many ticks a hundred milliseconds are: how far apart anchors in the data stand.
+static ANCHOR_DISTANCE: AtomicU64 = AtomicU64::new(100_000_000);
 
 fn clock() -> &'static Clock {
     // SAFETY: written only by the initialising thread, before it publishes the process as ready.
@@ -114,7 +119,7 @@ pub fn passing_anchor() -> Option<(u64, u64)> {
 /// Whether an event at `ts` is so long after the anchor at `anchored` that another one is due.
 #[inline(always)]
 pub fn is_anchor_due(ts: u64, anchored: u64) -> bool {
-    clock().ticks && ts.wrapping_sub(anchored) > clock().anchor_distance
+    clock().ticks && ts.wrapping_sub(anchored) > ANCHOR_DISTANCE.load(Relaxed)
 }
 
 /// Whether events can be stamped on the fast path.
@@ -128,31 +133,42 @@ pub fn now() -> u64 {
     if clock.ticks { arch::ticks() } else { vdso::clock_ns(clock.id) }
 }
 
-/// Nanoseconds that `ticks` of this clock last; for spans of less than a second.
-pub fn short_ns(ticks: u64) -> u64 {
-    match clock().origin.tick_hz {
-        0 => ticks,
-        hz => ticks.min(hz) * 1_000_000_000 / hz,
-    }
+/// The opening anchor's ticks.
+pub fn start_ticks() -> u64 {
+    clock().origin.t0_ticks
 }
 
 /// What a file, a ring or a stream says of this clock and this process.
 pub fn origin() -> Origin {
-    clock().origin
+    let mut origin = clock().origin;
+    origin.hook_ns = clock().hook_cost;
+    if is_ticks() {
+        origin.tick_hz = tick_hz(&origin);
+        let cost = clock().hook_cost.min(origin.tick_hz);
+        origin.hook_ns = cost * 1_000_000_000 / origin.tick_hz.max(1);
+    }
+    origin
 }
 
-/// Adds what is known later than the opening anchor: the rate, and what a hook costs.
-pub fn complete_origin(load_bias: u64, hook_ticks: u64) {
-    let Origin { t0_ticks, t0_ns, .. } = origin();
-    let tick_hz = if is_ticks() { rate(t0_ticks, t0_ns) } else { 0 };
-    // SAFETY: see `clock`; the reference ends before `short_ns` makes its own.
-    unsafe { (*CLOCK.get()).origin.tick_hz = tick_hz };
-    if tick_hz > 0 {
-        // SAFETY: as above.
-        unsafe { (*CLOCK.get()).anchor_distance = tick_hz / 10 };
+/// The rate, measured once.
+fn tick_hz(origin: &Origin) -> u64 {
+    let known = TICK_HZ.load(Relaxed);
+    if known != 0 {
+        return known;
     }
-    let hook_ns = short_ns(hook_ticks);
-    // SAFETY: see `clock`.
-    let origin = unsafe { &mut (*CLOCK.get()).origin };
-    (origin.load_bias, origin.hook_ns) = (load_bias, hook_ns);
+    let measured = rate(origin.t0_ticks, origin.t0_ns);
+    // Threads of a summary may measure it side by side: all of them say the same.
+    if let Err(known) = TICK_HZ.compare_exchange(0, measured, Relaxed, Relaxed) {
+        return known;
+    }
+    ANCHOR_DISTANCE.store(measured / 10, Relaxed);
+    measured
+}
+
+/// Adds what is known later than the opening anchor: where the program is, and what a hook costs.
+pub fn add_program(load_bias: u64, hook_cost: u64) {
+    // SAFETY: see `clock`; no reference to it is held across this.
+    let clock = unsafe { &mut *CLOCK.get() };
+    clock.origin.load_bias = load_bias;
+    clock.hook_cost = hook_cost;
 }

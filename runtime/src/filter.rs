@@ -9,6 +9,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::arch::{AUDIT_NUMBER, nr};
+use crate::proc_fs::PROCMAP_QUERY;
 
 /// What beginning a thread or a forked child takes: who they are, and no signal meanwhile.
 pub const BEGIN: u32 = 1;
@@ -25,6 +26,8 @@ pub const WAIT: u32 = 32;
 
 /// Asking who the parent is, and whether libc has made the calling thread.
 pub const PARENT: u32 = 64;
+/// Asking what is mapped without reading it all.
+pub const QUERY: u32 = 128;
 
 /// The purposes for which some call is forbidden.
 static FORBIDDEN: AtomicU32 = AtomicU32::new(0);
@@ -39,7 +42,7 @@ const CWD: u64 = -100i64 as u64;
 
 /// The calls with those arguments that a filter may look at: no pointers.
 #[rustfmt::skip]
-const CALLS: [(u32, usize, [u64; 3]); 34] = [
+const CALLS: [(u32, usize, [u64; 3]); 35] = [
     (BEGIN, nr::GETPID, [0; 3]),
     (PARENT, nr::GETPPID, [0; 3]),
     (PARENT, nr::GET_ROBUST_LIST, [0; 3]),
@@ -51,6 +54,7 @@ const CALLS: [(u32, usize, [u64; 3]); 34] = [
     (LOOK, nr::READLINKAT, [CWD, 0, 0]),
     (LOOK | MAKE, nr::READ, [3, 0, 4096]),
     (LOOK | MAKE, nr::CLOSE, [3, 0, 0]),
+    (QUERY, nr::IOCTL, [3, PROCMAP_QUERY as u64, 0]),
     (MAKE, nr::OPENAT, [CWD, 0, 0o2000002]),
     (MAKE, nr::OPENAT, [CWD, 0, 0o2000302]),
     (MAKE, nr::FSTAT, [3, 0, 0]),

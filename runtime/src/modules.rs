@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering::*};
 
-use crate::bytes::{Lock, Shared};
+use crate::bytes::{self, Lock, Shared};
 use crate::proc_fs::{self, Mapping};
 use crate::sys::SignalsBlocked;
 
@@ -85,6 +85,9 @@ pub fn are_unreadable() -> bool {
 pub fn scan(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
     let _blocked = SignalsBlocked::new();
     let _lock = LOCK.take();
+    if !all && !proc_fs::may_have_changed() {
+        return None;
+    }
     // SAFETY: the lock is held.
     let table = unsafe { &mut *TABLE.get() };
     let Table { modules, count, path } = table;
@@ -147,7 +150,7 @@ struct Run {
 
 impl Run {
     fn start(mapping: &Mapping, path: &mut [u8; PATH_BYTES]) -> Run {
-        let path_bytes = crate::bytes::copy(path, mapping.path);
+        let path_bytes = bytes::copy(path, mapping.path);
         let mut module = NO_MODULE;
         module.base = mapping.start;
         module.bias = mapping.start.wrapping_sub(mapping.offset as usize);
@@ -155,19 +158,16 @@ impl Run {
             // SAFETY: the kernel says that these addresses can be read.
             unsafe { read_elf(&mut module, mapping.end) };
         }
-        // FNV-1a over build-id and path: another file at the same place has another identity.
-        let mut identity = 0xcbf2_9ce4_8422_2325u64;
-        for &byte in module.build_id().iter().chain(mapping.path) {
-            identity = (identity ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
-        module.identity = identity;
+        // Build-id and path: another file at the same place has another identity.
+        let name = module.build_id().iter().chain(mapping.path);
+        module.identity = name.fold(bytes::HASH_START, |hash, &byte| bytes::hash(hash, byte));
         Run { module, path_bytes, executable: false }
     }
 
     fn continues_with(&self, mapping: &Mapping, path: &[u8; PATH_BYTES]) -> bool {
         self.path_bytes > 0
             && mapping.offset > 0
-            && crate::bytes::same(path.get(..self.path_bytes).unwrap_or(&[]), mapping.path)
+            && bytes::same(path.get(..self.path_bytes).unwrap_or(&[]), mapping.path)
     }
 
     fn extend(&mut self, mapping: &Mapping) {

@@ -1,8 +1,9 @@
 //! What `/proc/self` says: environment, start time, mapped files.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::bytes::{self, Shared, Text};
+use crate::filter;
 use crate::sys::{self, Fd, O_NOFOLLOW, O_PATH, O_RDONLY};
 
 /// Longest line or variable that is looked at; longer ones are skipped.
@@ -15,8 +16,15 @@ static CHUNK: Shared<[u8; 4096]> = Shared::new([0; 4096]);
 /// Cuts the file at `path` at each `end` byte and gives the pieces, without it, to `each`.
 ///
 /// Whether the file could be read. Not reentrant: callers hold the module lock or initialise.
-fn each_item(path: &[u8], end: u8, mut each: impl FnMut(&[u8])) -> bool {
-    let Ok(file) = Fd::open(path, O_RDONLY, 0) else { return false };
+fn each_item(path: &[u8], end: u8, each: impl FnMut(&[u8])) -> bool {
+    let file = Fd::open(path, O_RDONLY, 0);
+    file.is_ok_and(|file| {
+        each_item_of(&file, end, each);
+        true
+    })
+}
+
+fn each_item_of(file: &Fd, end: u8, mut each: impl FnMut(&[u8])) {
     // SAFETY: see the note on reentrancy.
     let (item, chunk) = unsafe { (&mut *ITEM.get(), &mut *CHUNK.get()) };
     let mut len = 0;
@@ -42,7 +50,6 @@ fn each_item(path: &[u8], end: u8, mut each: impl FnMut(&[u8])) -> bool {
     if let (1.., Some(rest)) = (len, item.get(..len)) {
         each(rest);
     }
-    true
 }
 
 /// Gives each variable of the environment the process was started with.
@@ -186,7 +193,7 @@ static KEPT_FOR: AtomicU32 = AtomicU32::new(0);
 /// Reads the mappings once for the next two that ask, as a process does at its first hook: the
 /// kernel takes 20 to 50 µs to write them down. For the thread that initialises the process.
 pub fn keep_mappings() {
-    let Ok(file) = Fd::open(b"/proc/self/maps\0", O_RDONLY, 0) else { return };
+    let Some(file) = open_mappings() else { return };
     // SAFETY: see the note on reentrancy.
     let len = file.read_all(unsafe { &mut *KEPT.get() });
     KEPT_LEN.store(len, Relaxed);
@@ -203,11 +210,85 @@ pub fn each_mapping(mut each: impl FnMut(&Mapping)) -> bool {
         kept.split(|&byte| byte == b'\n').filter_map(parse_mapping).for_each(|at| each(&at));
         return true;
     }
-    each_item(b"/proc/self/maps\0", b'\n', |line| {
-        if let Some(mapping) = parse_mapping(line) {
-            each(&mapping);
-        }
+    let file = open_mappings();
+    file.is_some_and(|file| {
+        each_item_of(&file, b'\n', |line| {
+            if let Some(mapping) = parse_mapping(line) {
+                each(&mapping);
+            }
+        });
+        true
     })
+}
+
+const MAPS: &[u8] = b"/proc/self/maps\0";
+
+/// Opens the mappings to be given to somebody.
+fn open_mappings() -> Option<Fd> {
+    let file = Fd::open(MAPS, O_RDONLY, 0).ok()?;
+    // Before: what is mapped meanwhile may be missing in what is read.
+    GIVEN.store(programs_mapped(&file).unwrap_or(0), Relaxed);
+    Some(file)
+}
+
+/// [`programs_mapped`] when mappings were last given to somebody; 0 where it is not known.
+static GIVEN: AtomicU64 = AtomicU64::new(0);
+
+/// Whether other files may be mapped for execution than [`each_mapping`] has last given. To ask takes a
+/// tenth of what reading them all takes.
+pub fn may_have_changed() -> bool {
+    let given = GIVEN.load(Relaxed);
+    let now = || programs_mapped(&Fd::open(MAPS, O_RDONLY, 0).ok()?);
+    given == 0 || now() != Some(given)
+}
+
+/// What the kernel is asked of a mapping, and answers: its `struct procmap_query`.
+#[repr(C)]
+#[derive(Default)]
+struct MappingQuery {
+    bytes: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    rights: u64,
+    page_bytes: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    /// Of the name and of the build-id; 0: not asked for.
+    lengths: [u32; 2],
+    places: [u64; 2],
+}
+
+/// The request for that: `_IOWR('f', 17, struct procmap_query)`, kernel 6.11.
+pub const PROCMAP_QUERY: usize = 3 << 30 | size_of::<MappingQuery>() << 16 | 0x66 << 8 | 17;
+const _: () = assert!(PROCMAP_QUERY == 0xc068_6611);
+
+/// A number for the mappings of files that may be executed: as good as never the same for others. `None`
+/// where the kernel is too old to be asked, or may not be.
+fn programs_mapped(maps: &Fd) -> Option<u64> {
+    /// Of the next mapping from the address on: executable, and of a file.
+    const NEXT_PROGRAM: u64 = 0x4 | 0x10 | 0x20;
+    if filter::forbids(filter::QUERY) {
+        return None;
+    }
+    let mut number = bytes::HASH_START;
+    let mut query = MappingQuery::default();
+    loop {
+        let (bytes, address) = (size_of::<MappingQuery>() as u64, query.end);
+        query = MappingQuery { bytes, flags: NEXT_PROGRAM, address, ..MappingQuery::default() };
+        // SAFETY: the kernel reads and writes one such structure, and no name is asked for.
+        match unsafe { maps.ask(PROCMAP_QUERY, &mut query) } {
+            Ok(()) => {}
+            Err(sys::ENOENT) => return Some(number),
+            Err(_) => return None,
+        }
+        let [major, minor] = query.device.map(u64::from);
+        for word in [query.start, query.end, query.offset, query.inode, major, minor] {
+            number = word.to_le_bytes().into_iter().fold(number, bytes::hash);
+        }
+    }
 }
 
 fn parse_mapping(line: &[u8]) -> Option<Mapping<'_>> {

@@ -376,7 +376,7 @@ fn set_up() {
         find_out_program();
         proc_fs::keep_mappings();
         let load_bias = notes::load_bias();
-        clock::complete_origin(load_bias, hook::measure_cost());
+        clock::add_program(load_bias, hook::measure_cost());
     }
     let max_events = config::get().max_events;
     EVENTS_LEFT.store(if max_events == 0 { u64::MAX } else { max_events }, Relaxed);

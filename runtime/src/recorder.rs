@@ -26,7 +26,7 @@ pub fn start_thread(thread: &mut Thread) -> bool {
     thread.flags = OWES_PROCESS | OWES_NAME;
     thread.windows = 0;
     thread.skipped = 0;
-    thread.anchored = clock::origin().t0_ticks;
+    thread.anchored = clock::start_ticks();
     thread.slot = core::ptr::null_mut();
     thread.set_up_for(process::generation());
     if !config::get().wants_thread(name_of(&sys::thread_name())) {

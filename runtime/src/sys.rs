@@ -138,6 +138,19 @@ impl Fd {
         Ok(())
     }
 
+    /// Asks the file for what `request` names, of which `answer` holds question and answer.
+    ///
+    /// # Errors
+    /// errno.
+    ///
+    /// # Safety
+    /// `request` reads and writes no more than `answer`, or what pointers in it say.
+    pub unsafe fn ask<T>(&self, request: usize, answer: &mut T) -> Result<(), isize> {
+        let at = core::ptr::from_mut(answer) as usize;
+        // SAFETY: as the caller says.
+        check(unsafe { syscall6(nr::IOCTL, self.0, request, at, 0, 0, 0) })
+    }
+
     /// Sets the size of the file.
     ///
     /// # Errors

@@ -115,6 +115,60 @@ fn plugins_that_take_turns_at_one_address_keep_their_calls() {
     assert_eq!(report.number("unmatched_exits"), 0);
 }
 
+/// At its end a process asks the kernel whether its last look at what is mapped still holds. Where it has
+/// no answer, or where a filter ends who asks, it looks once more.
+#[test]
+fn a_plugin_that_stays_open_has_names_whether_the_kernel_tells_of_changes_or_not() {
+    let program = Program::c(
+        r#"
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <linux/filter.h>
+        #include <linux/seccomp.h>
+        #include <stddef.h>
+        #include <stdio.h>
+        #include <string.h>
+        #include <sys/prctl.h>
+        #include <sys/syscall.h>
+        __attribute__((no_instrument_function)) static int forbid(unsigned action) {
+            struct sock_filter code[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xc0686611, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, action),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+            struct sock_fprog filter = { sizeof code / sizeof *code, code };
+            return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+                   || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+        }
+        static int leaf(int x) { return x + 1; }
+        __attribute__((no_instrument_function)) int main(int argc, char **argv) {
+            int early = !strcmp(argv[1], "refused"), late = !strcmp(argv[1], "killed");
+            if (early && forbid(SECCOMP_RET_ERRNO | 25)) return 3;
+            int s = leaf(0);
+            if (late && forbid(SECCOMP_RET_KILL_PROCESS)) return 3;
+            void *plugin = dlopen("./plugin.so", RTLD_NOW);
+            int (*run)(int) = (int (*)(int))dlsym(plugin, "plugin_run");
+            for (int i = 0; i < 10; i++) s += run(i);
+            printf("%d\n", s);
+            return argc - 2; }"#,
+    )
+    .flags(&["-ldl"]);
+    let traced = program.build(Hooks::Ours);
+    traced.shell().ok(
+        "echo 'static int alpha(int x) { return x; } int plugin_run(int x) { return alpha(x); }' > p.c
+         gcc -g -finstrument-functions -fPIC -shared p.c -o plugin.so",
+    );
+    for kernel in ["answers", "refused", "killed"] {
+        let (ran, report) = traced.traced(kernel);
+        assert_eq!(ran.stdout, "46\n", "{kernel}");
+        let calls = ["leaf", "plugin_run", "alpha"].map(|name| report.calls_of(name));
+        assert_eq!(calls, [1, 10, 10], "{kernel}");
+        report.clean();
+    }
+}
+
 #[test]
 fn counts_are_the_same_at_every_optimization_level() {
     let program = Program::c(

@@ -121,7 +121,8 @@ impl State {
             return Err(Stop::io(sys::EFBIG));
         }
         file.reserve(from, to).map_err(Stop::io)?;
-        sys::populate(segment.base + from, step);
+        // All but the reserve, which is seldom written to.
+        sys::populate(segment.base + from - WINDOW_BYTES, step);
         segment.allocated = to;
         self.total_bytes += step as u64;
         Ok(())
@@ -315,7 +316,7 @@ impl State {
         segment.map(file).map_err(Stop::io)?;
         segment.allocated = bytes;
         self.total_bytes += bytes as u64;
-        sys::populate(segment.base, bytes);
+        sys::populate(segment.base, bytes - WINDOW_BYTES);
         let me = process::identity();
         let mut header = FileHeader::new(clock::origin(), me.pid, segment.seq);
         header.header_size = FILE_HEADER_MAPPED_BYTES as u32;
@@ -435,6 +436,12 @@ pub fn has_space(file: &Fd, step: usize) -> bool {
 pub fn make_directories() {
     let directory = config::get().directory.as_bytes();
     let mut path = Text::<520>::new();
+    path.push(directory);
+    // What is missing is the last part, if any, in all but the first run.
+    if path.terminated().is_some_and(|whole| sys::make_directory(whole) != Err(sys::ENOENT)) {
+        return;
+    }
+    path.clear();
     for (at, &byte) in directory.iter().enumerate() {
         if byte == b'/'
             && at > 0

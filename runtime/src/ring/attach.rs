@@ -117,7 +117,7 @@ fn attach_to(mapped: &Mapped) -> Result<bool, &'static [u8]> {
     }
     let is_new = field!(word64, header(mapped.base), t0_ns).load(Acquire) == 0;
     let theirs = field!(word32, header(mapped.base), flags).load(Relaxed);
-    if !is_new && (theirs ^ clock::origin().flags) & FLAG_TICKS != 0 {
+    if !is_new && (theirs & FLAG_TICKS != 0) != clock::is_ticks() {
         return Err(b"those who record into it have another clock (TRACE_CLOCK)");
     }
     let me = process::identity();
