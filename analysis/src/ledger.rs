@@ -240,15 +240,15 @@ impl Stream {
     }
 
     /// Compares what its notes tell with what its end does: what is told for another cause is the
-    /// same loss, but for torn records, which are always told as that, and for threads that found no slot,
-    /// which have no notes.
+    /// same loss, but for those of [`Cause::keeps_its_name`].
     fn match_notes(&self, dropped: &[u64; CAUSES], ledger: &mut Ledger) {
         let beyond = |some: &[u64; CAUSES], others: &[u64; CAUSES]| -> [u64; CAUSES] {
             std::array::from_fn(|cause| some[cause].saturating_sub(others[cause]))
         };
         let mut untold = beyond(dropped, &self.told);
         let mut misnamed = beyond(&self.told, dropped);
-        for cause in [Cause::Torn as usize, Cause::NoSlot as usize] {
+        let keep = Cause::all().into_iter().filter(|cause| cause.keeps_its_name());
+        for cause in keep.map(|cause| cause as usize) {
             misnamed[cause] = 0;
             let untold = std::mem::take(&mut untold[cause]);
             ledger.untold[cause] = ledger.untold[cause].saturating_add(untold);

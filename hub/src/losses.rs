@@ -55,19 +55,18 @@ impl Losses {
     }
 
     /// These, raised to the sum of `stated`, whose causes count where both name others for the same
-    /// events: what a writer tells in a note of its own is `full` whatever kept it from storing. Only
-    /// a torn record is always told as one, and who found no slot has no notes.
+    /// events: see [`Cause::keeps_its_name`].
     pub fn raised_to(&self, stated: &Losses) -> Losses {
         let (mut told, mut stated) = (*self, *stated);
-        let mut no_slot = Losses::default();
-        let without_slot = [&mut told, &mut stated].map(|some| some.take(Cause::NoSlot));
-        no_slot.add(Cause::NoSlot, without_slot[0].max(without_slot[1]));
+        let mut kept = Losses::default();
+        for cause in Cause::all().into_iter().filter(|cause| cause.keeps_its_name()) {
+            kept.add(cause, told.take(cause).max(stated.take(cause)));
+        }
         let missing = stated.sum().saturating_sub(told.sum());
         let raised = told.plus(&stated.beyond(&told).up_to(missing));
-        let mut misnamed = raised.beyond(&stated);
-        misnamed.take(Cause::Torn);
+        let misnamed = raised.beyond(&stated);
         let named = stated.beyond(&raised).up_to(misnamed.sum());
-        raised.beyond(&misnamed.up_to(named.sum())).plus(&named).plus(&no_slot)
+        raised.beyond(&misnamed.up_to(named.sum())).plus(&named).plus(&kept)
     }
 
     fn take(&mut self, cause: Cause) -> u64 {

@@ -16,14 +16,32 @@ use common::{calls_of, events_of, loss_events, told};
 
 /// A server of events on a folder, which ends in order.
 fn serve_events(dir: tempfile::TempDir, devices: impl FnOnce(SocketAddr, &Path)) -> Served {
-    let destinations = Destinations { unpacked: true, ..Destinations::default() };
+    serve_as(true, dir, devices)
+}
+
+/// The same of events or of chunks.
+fn serve_as(
+    unpacked: bool,
+    dir: tempfile::TempDir,
+    devices: impl FnOnce(SocketAddr, &Path),
+) -> Served {
+    let destinations = Destinations { unpacked, ..Destinations::default() };
     run_server_on(dir, NO_LIMITS, None, destinations, devices)
 }
 
-/// What a server leaves that is killed when `devices` are done.
+/// What a server of events leaves that is killed when `devices` are done.
 fn killed_behind(dir: tempfile::TempDir, devices: impl FnOnce(SocketAddr)) -> tempfile::TempDir {
+    killed_as(true, dir, devices)
+}
+
+/// The same of events or of chunks.
+fn killed_as(
+    unpacked: bool,
+    dir: tempfile::TempDir,
+    devices: impl FnOnce(SocketAddr),
+) -> tempfile::TempDir {
     let left = folder();
-    serve_events(dir, |at, dir| {
+    serve_as(unpacked, dir, |at, dir| {
         devices(at);
         for entry in fs::read_dir(dir).expect("list") {
             let entry = entry.expect("an entry");
@@ -209,6 +227,39 @@ fn a_stream_that_went_on_at_the_next_server_is_known_as_a_whole_there() {
     assert_eq!(records(&served), BTreeMap::from([(1, (0..55).collect()), (2, second)]));
     assert_eq!(losses(&served), [(UNACKED, 5)]);
     assert_eq!(cut(&served), 0);
+}
+
+/// A folder is put back from a copy while a stream goes on: what its sender was told to have arrived is in
+/// no file any more.
+#[test]
+fn what_a_folder_put_back_from_a_copy_does_not_have_is_counted() {
+    let blocks = sent(&[
+        (1, 0, 10),
+        (2, 0, 10),
+        (1, 20, 10),
+        (2, 20, 10),
+        (3, 0, 10),
+        (1, 40, 5),
+        (3, 20, 5),
+    ]);
+    for unpacked in [true, false] {
+        for kept in [2, 3, 5] {
+            let copy = killed_as(unpacked, folder(), |at| drop(send(at, 1, 0, &blocks[..kept])));
+            let served = serve_as(unpacked, copy, |at, _| {
+                let mut device = drain(at, 1, b"boot", 0);
+                assert_eq!(device.has(), kept as u64);
+                blocks[5..].iter().for_each(|block| device.send(block));
+                device.end(7, 120);
+            });
+            let missing = 20 * blocks[kept..5].len() as u64;
+            assert_eq!(served.totals.dropped_events, missing, "{unpacked} {kept}");
+            assert_eq!(served.said("are missing"), kept < 5, "{:?}", served.lines);
+            if unpacked {
+                let told: u64 = losses(&served).iter().map(|(_, events)| events).sum();
+                assert_eq!(told, missing, "{kept}");
+            }
+        }
+    }
 }
 
 #[test]

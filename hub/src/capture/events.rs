@@ -17,6 +17,7 @@ use callsight_format::{
 
 use super::guard::{Contents, Guard, Harm, less};
 use super::position::{Position, PositionFile};
+use super::reach::Reach;
 use super::segment::{HEAD_BYTES, Left, Segment, event_head};
 use super::tail::{StopMark, TAIL_BYTES, Tail, to_bytes};
 use super::writers::WritersFile;
@@ -25,7 +26,7 @@ use super::{
     write_error_text,
 };
 use crate::losses::WATCHED_RECORDS;
-use crate::session::{Numbers, Part, WriterPart, ring_of};
+use crate::session::ring_of;
 use crate::stream::{Sender, StreamId};
 use crate::{Amount, Batch, Content, Ending, LossWatch, Losses, SessionMeta, Sink, Unpacking};
 
@@ -60,17 +61,10 @@ pub struct EventCapture {
     harm: Option<String>,
     sender: Option<Sender>,
     stream: Option<StreamId>,
-    /// Where it is said how far it has got, and that.
-    position: Option<PositionFile>,
-    number: u64,
+    /// How far it has got, for whoever goes on.
+    reach: Reach,
     has_end: bool,
     closed: bool,
-    /// What is missing between the blocks, for whoever goes on.
-    numbers: Numbers,
-    /// Where it is said what came of each writer, what of the last one, and what of them all.
-    writers: Option<WritersFile>,
-    writer: Option<(usize, WriterPart)>,
-    part: Part,
     /// The losses that notes told which another stream has, too; and of writers, what an earlier server
     /// had of such.
     left_out: LossWatch,
@@ -125,14 +119,9 @@ impl EventCapture {
             harm: None,
             sender: None,
             stream: None,
-            position: None,
-            number: 0,
+            reach: Reach::default(),
             has_end: false,
             closed: false,
-            numbers: Numbers::default(),
-            writers: None,
-            writer: None,
-            part: Part::default(),
             left_out: LossWatch::default(),
             told_elsewhere: 0,
             lost_earlier: Losses::default(),
@@ -179,22 +168,16 @@ impl EventCapture {
         let mut capture = EventCapture::on(directory, id, limits, Some(lock), segment);
         (capture.origin, capture.order) = (header.origin(), order);
         (capture.segments, capture.closed_bytes) = (seq + 1, closed_bytes);
-        (capture.numbers, capture.writers) = (Numbers::going_on(&parts), writers);
+        capture.reach = Reach::going_on(file, &position, writers, &parts);
         capture.take_up(&position, whole);
-        capture.position = Some(file);
         Some(capture)
     }
 
     /// Goes on behind `position`; the last segment has `whole` bytes of whole events.
     fn take_up(&mut self, position: &Position, whole: u64) {
-        let Position { number, bytes, last_ts, clock, stop, told, lost, .. } = *position;
-        (self.number, self.last_ts, self.last_clock) = (number, last_ts, clock);
-        (self.part, self.writer) = (position.part, position.writer);
-        // It may not have been stored in its own place any more.
-        if let Some((at, writer)) = self.writer {
-            self.store_writer(at, &writer);
-        }
-        self.told_elsewhere = in_ring(&told).saturating_sub(self.part.lost);
+        let Position { bytes, last_ts, clock, stop, told, lost, part, .. } = *position;
+        (self.last_ts, self.last_clock) = (last_ts, clock);
+        self.told_elsewhere = in_ring(&told).saturating_sub(part.lost);
         self.lost_earlier = lost;
         // The disk lost some, as where the machine stopped: most are events.
         self.lost_earlier.add(Cause::Io, bytes.saturating_sub(whole) / EVENT_BYTES as u64);
@@ -231,22 +214,6 @@ impl EventCapture {
             .map_err(io::Error::other)?;
         self.left_out.observe(&left_out, order);
         Ok(Cow::Owned(events))
-    }
-
-    /// Takes note of what came with a batch of events.
-    fn count(&mut self, batch: &Batch) {
-        self.part.lost = self.lost_in_ring(&self.told());
-        let Part { came, again, has_raw, .. } = &mut self.part;
-        *came = came.saturating_add(batch.amount().records);
-        *again = again.saturating_add(batch.again().records());
-        let Content::Block(header) = batch.content() else {
-            *has_raw = true;
-            return;
-        };
-        self.number = header.number;
-        let again_at_front = batch.again().at_front(header);
-        let writer = self.numbers.observe(header, true, again_at_front);
-        self.writer = writer.or(self.writer);
     }
 
     fn write_events(&mut self, events: &[u8]) {
@@ -347,8 +314,8 @@ impl EventCapture {
         if let Some(sender) = &self.sender {
             let _ = self.directory.write_sender(self.id, sender);
         }
-        if self.position.is_some() {
-            self.begin_position();
+        if self.reach.is_said() {
+            self.begin_reach();
         }
         Ok(())
     }
@@ -373,23 +340,18 @@ impl EventCapture {
         }
     }
 
-    /// Makes the file that says how far it has got. Without one, a later server begins anew.
-    fn begin_position(&mut self) {
+    /// Begins to say how far it has got.
+    fn begin_reach(&mut self) {
         let Some(stream) = self.stream else { return };
-        let file = PositionFile::create(self.directory.position_path(self.id), stream);
-        self.position = file.ok();
-        self.writers = WritersFile::create(self.directory.writers_path(self.id)).ok();
-        let numbers = std::mem::take(&mut self.numbers);
-        numbers.parts().for_each(|(at, writer)| self.store_writer(at, &writer));
-        self.numbers = numbers;
-        self.store_position(self.end_of_events(), self.lost_so_far());
+        let (position, writers) =
+            (self.directory.position_path(self.id), self.directory.writers_path(self.id));
+        self.reach.begin(stream, position, writers);
+        self.store_reach(self.end_of_events(), self.lost_so_far());
     }
 
-    /// Says how far it has got: behind the events that it speaks of. Where that cannot be said any
-    /// more it is not said at all, as a later server would cut off what is behind.
-    fn store_position(&mut self, bytes: u64, lost: Losses) {
-        let position = Position {
-            number: self.number,
+    /// Says how far it has got: behind the events that it speaks of.
+    fn store_reach(&mut self, bytes: u64, lost: Losses) {
+        let stored = self.reach.store(Position {
             ended: self.closed && self.has_end,
             closed: self.closed,
             seq: self.segments - 1,
@@ -399,29 +361,12 @@ impl EventCapture {
             stop: self.stop.as_ref().map(|stop| stop.mark),
             told: self.told(),
             lost,
-            part: Part { missing: lost.of(Cause::Unacked), ..self.part },
-            writer: self.writer,
-        };
-        if let Some(mut file) = self.position.take() {
-            match file.store(&position) {
-                Ok(()) => self.position = Some(file),
-                Err(error) => {
-                    file.remove();
-                    self.unsaid = Some(format!(
-                        "how far it has got cannot be stored ({error}): another server would begin anew"
-                    ));
-                }
-            }
-        }
-    }
-
-    /// Says what came of a writer. Where that cannot be said the sums of the position have to do.
-    fn store_writer(&mut self, at: usize, writer: &WriterPart) {
-        if let Some(mut file) = self.writers.take() {
-            match file.store(at, writer) {
-                Ok(()) => self.writers = Some(file),
-                Err(_) => file.remove(),
-            }
+            ..Position::default()
+        });
+        if let Err(error) = stored {
+            self.unsaid = Some(format!(
+                "how far it has got cannot be stored ({error}): another server would begin anew"
+            ));
         }
     }
 
@@ -434,7 +379,7 @@ impl EventCapture {
     fn lost_so_far(&self) -> Losses {
         let torn = self.told().of(Cause::Torn);
         let mut lost = self.lost_here();
-        lost.add(Cause::Unacked, self.numbers.missing_records().saturating_sub(torn));
+        lost.add(Cause::Unacked, self.reach.missing_records().saturating_sub(torn));
         lost
     }
 
@@ -509,7 +454,7 @@ impl EventCapture {
     fn untold(&self, ending: &Ending) -> Losses {
         let untold = ending.lost_before.beyond(&self.told());
         let mut untold = untold.plus(&self.lost_here()).plus(&ending.not_given.events);
-        untold.add(Cause::Unacked, self.part.between);
+        untold.add(Cause::Unacked, self.reach.part.between);
         untold
     }
 
@@ -558,7 +503,7 @@ impl Sink for EventCapture {
         let begun = self.segment.append_whole(&head);
         begun.inspect_err(|_| self.directory.discard_segment(self.id, 0))?;
         if let Some(stream) = meta.stream {
-            self.begin_position();
+            self.begin_reach();
             self.directory.remember(stream, self.id);
         }
         Ok(())
@@ -570,19 +515,17 @@ impl Sink for EventCapture {
                 let stored = self.directory.write_sender(self.id, sender);
                 let text = |error| format!("who is sending could not be stored ({error})");
                 self.unsaid = stored.err().map(text);
-                self.part.ring = ring_of(sender, &self.origin);
-                self.part.taken = sender.taken;
+                self.reach.part.ring = ring_of(sender, &self.origin);
+                self.reach.part.taken = sender.taken;
                 self.sender = Some(sender.clone());
             }
             Content::End(_) => self.has_end = true,
             _ => {
                 let events = self.raw_events(batch)?;
                 self.write_events(&events);
-                self.count(batch);
-                self.store_position(self.end_of_events(), self.lost_so_far());
-                if let Some((at, writer)) = self.writer {
-                    self.store_writer(at, &writer);
-                }
+                self.reach.part.lost = self.lost_in_ring(&self.told());
+                self.reach.count(batch);
+                self.store_reach(self.end_of_events(), self.lost_so_far());
             }
         }
         Ok(())
@@ -606,11 +549,11 @@ impl Sink for EventCapture {
         if let (Err(stop), None) = (self.mend(), &self.stop) {
             self.stop(stop);
         }
-        self.part.between = self.part.between.saturating_add(ending.lost_between);
+        self.reach.part.between = self.reach.part.between.saturating_add(ending.lost_between);
         let told = self.told();
         let lost_in_ring = in_ring(&ending.lost_before).max(in_ring(&told));
         let told_elsewhere = in_ring(&told).saturating_sub(self.lost_in_ring(&told));
-        self.part.lost = lost_in_ring.saturating_sub(told_elsewhere);
+        self.reach.part.lost = lost_in_ring.saturating_sub(told_elsewhere);
         let losses = self.untold(ending);
         let bytes = self.end_of_events();
         let cut = ending.cut && !ending.taken_up;
@@ -625,7 +568,7 @@ impl Sink for EventCapture {
         lost.add(Cause::Unacked, ending.lost_before.of(Cause::Unacked));
         let bytes = bytes.min(self.end_of_events());
         self.closed = true;
-        self.store_position(bytes, lost);
+        self.store_reach(bytes, lost);
     }
 }
 

@@ -10,6 +10,7 @@ mod events;
 mod final_chunk;
 mod guard;
 mod position;
+mod reach;
 mod resume;
 mod segment;
 mod tail;

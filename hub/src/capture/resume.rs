@@ -21,7 +21,7 @@ use super::guard::Contents;
 use super::position::{self, Position, PositionFile};
 use super::segment::Segment;
 use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture, writers};
-use crate::session::{Part, RingId, WriterPart};
+use crate::session::{Earlier, Had, Numbers, Part, RingId, WriterPart};
 use crate::stream::{Sender, StreamEnd, StreamId, inflate};
 use crate::{Amount, Ending, Sink};
 
@@ -35,8 +35,8 @@ pub struct Resumed {
     pub unpacked: bool,
     /// What takes the rest; `None` where the end is there too.
     pub capture: Option<Box<dyn Sink>>,
-    /// What is in it of the ring, where that is known.
-    pub(crate) part: Option<Part>,
+    /// What is in it of the ring, where that is known, and of each writer.
+    pub(crate) earlier: Earlier,
 }
 
 impl CaptureDir {
@@ -111,7 +111,13 @@ impl CaptureDir {
             let at = (file, position);
             capture = Some(Box::new(EventCapture::resume(self.clone(), id, limits, first, at)?));
         }
-        Some(Resumed { id, last_block, unpacked: true, capture, part: Some(position.part) })
+        let directory = self.clone();
+        let read = Box::new(move || Had {
+            records: position.part.came.saturating_add(position.part.missing),
+            writers: directory.writers_behind(id, &position),
+        });
+        let earlier = Earlier { part: Some(position.part), read };
+        Some(Resumed { id, last_block, unpacked: true, capture, earlier })
     }
 
     fn resume_chunks(
@@ -150,8 +156,14 @@ impl CaptureDir {
         found: Found,
     ) -> Option<Resumed> {
         let last_block = found.last_block.unwrap_or(0);
+        let directory = self.clone();
+        let read = Box::new(move || directory.had_in_chunks(id, last_block));
+        let resumed = |capture: Option<Box<dyn Sink>>| {
+            let earlier = Earlier { part: None, read };
+            Some(Resumed { id, last_block, unpacked: false, capture, earlier })
+        };
         if found.ended {
-            return Some(Resumed { id, last_block, unpacked: false, capture: None, part: None });
+            return resumed(None);
         }
         let segment = Segment::reopen(file, found.end).ok()?;
         let mut capture = ChunkCapture::on(self.clone(), id, limits, Some(first), segment);
@@ -165,8 +177,34 @@ impl CaptureDir {
             capture.dropped_earlier = last.dropped;
             last.stop.into_iter().for_each(|mark| capture.stay_stopped(mark));
         }
-        let capture: Option<Box<dyn Sink>> = Some(Box::new(capture));
-        Some(Resumed { id, last_block, unpacked: false, capture, part: None })
+        resumed(Some(Box::new(capture)))
+    }
+
+    /// What a capture of chunks has up to its last block; reads it all.
+    fn had_in_chunks(&self, id: u32, last_block: u64) -> Had {
+        let (mut numbers, mut records) = (Numbers::default(), 0u64);
+        for seq in self.segments(id) {
+            let file = self.open_segment(id, seq);
+            let Some(mut reader) = file.as_ref().ok().and_then(Reader::open) else { continue };
+            let mut at = reader.header.header_size.into();
+            while let Some(place) = reader.chunk_at(at) {
+                at = place.end();
+                let kind = place.header.kind;
+                let Some(raw) = reader.payload(&place) else { continue };
+                match (kind, BlockHeader::parse(raw)) {
+                    (CHUNK_BLOCK, Ok(block)) if block.number <= last_block => {
+                        numbers.observe(&block, true, 0);
+                        records += Amount::of_block(&block).records;
+                    }
+                    (CHUNK_EVENTS, _) => records += Amount::of_events(raw).records,
+                    _ => {}
+                }
+            }
+        }
+        let mut writers: Vec<_> = numbers.parts().collect();
+        writers.sort_by_key(|(at, _)| *at);
+        let writers = writers.into_iter().map(|(_, writer)| Some(writer)).collect();
+        Had { records: records.saturating_add(numbers.missing_records()), writers }
     }
 
     /// Bytes of the segments before this one.

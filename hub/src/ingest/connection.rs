@@ -270,7 +270,7 @@ impl Connection<'_> {
             let sinks = std::iter::once(capture).chain(others());
             let meta = self.meta(resumed.id, stream);
             let session = Session::resume(&meta, sinks.collect(), block);
-            let session = session.among(&self.server.books).behind(resumed.part);
+            let session = session.among(&self.server.books).behind(resumed.earlier);
             return Ok(Begun::Session(Box::new(session)));
         }
         let reserved = captures

@@ -24,7 +24,8 @@ pub(crate) use books::{Books, RingId};
 use lanes::Lanes;
 pub(crate) use lanes::give_up;
 pub(crate) use numbers::Numbers;
-pub(crate) use part::{Part, WriterPart};
+use part::ReadHad;
+pub(crate) use part::{Earlier, Had, Part, WriterPart};
 use tally::OfRing;
 pub(crate) use tally::counted;
 pub use tally::{SinkTally, Tally};
@@ -68,6 +69,10 @@ pub struct Session {
     books: Arc<Books>,
     /// What an earlier server had of the stream, as far as that is known.
     earlier: Option<Part>,
+    /// Finds out the rest of that; until the first block has come.
+    read_earlier: Option<ReadHad>,
+    /// Records that it had, where blocks behind them are missing.
+    had_records: Option<u64>,
     /// What tells the sender's ring from others.
     ring: RingId,
     /// Other drains, or an earlier server, had what came before of the same ring.
@@ -106,8 +111,8 @@ impl Session {
     }
 
     /// One whose beginning an earlier server had, and left this.
-    pub(crate) fn behind(self, earlier: Option<Part>) -> Session {
-        Session { earlier, ..self }
+    pub(crate) fn behind(self, earlier: Earlier) -> Session {
+        Session { earlier: earlier.part, read_earlier: Some(earlier.read), ..self }
     }
 
     fn begin(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, last_block: u64) -> Session {
@@ -123,6 +128,8 @@ impl Session {
             numbers: Numbers::default(),
             books: Arc::default(),
             earlier: None,
+            read_earlier: None,
+            had_records: None,
             ring: 0,
             late: false,
             last_block,
@@ -230,6 +237,9 @@ impl Session {
             self.tally.duplicate_blocks += 1;
             return;
         }
+        if let Some(read) = self.read_earlier.take() {
+            self.go_on(read, header.number, host);
+        }
         self.last_block = header.number;
         // What came before the greeting has no numbers.
         let late = self.late || self.raw_records > 0;
@@ -242,6 +252,23 @@ impl Session {
         let amount = Amount::of_block(&header);
         self.packed_records += amount.records;
         self.offer_with(Content::Block(header), chunk, amount, again, host);
+    }
+
+    /// Goes on where an earlier server had blocks of the stream: the first one that comes shows whether all
+    /// of them are here.
+    fn go_on(&mut self, read: ReadHad, number: u64, host: &dyn Host) {
+        let next = self.last_block.saturating_add(1);
+        if number > next {
+            let had = read();
+            self.numbers = Numbers::going_on(&had.writers);
+            self.had_records = Some(had.records);
+            host.say(&format!(
+                "blocks {next} to {} are missing: dropped by their sender, or {} was put back from a \
+                 copy older than they are",
+                number - 1,
+                self.lanes.first_name(),
+            ));
+        }
     }
 
     /// Reads the losses that the notes in a block tell, and which of them another stream told; whether
@@ -369,10 +396,13 @@ impl Session {
         let passed_over = self.numbers.missing_records().saturating_sub(lost.of(Cause::Torn));
         let resumed = self.tally.resumed_behind.is_some();
         let emitted = match &self.end {
-            Some(end) if end.reason == END_DONE && !resumed => end.emitted_records,
+            Some(end) if end.reason == END_DONE && (!resumed || self.had_records.is_some()) => {
+                end.emitted_records
+            }
             _ => None,
         };
         let came = self.packed_records.saturating_add(self.raw_records);
+        let came = came.saturating_add(self.had_records.unwrap_or(0));
         match (self.stream, emitted) {
             (None, _) => 0,
             (_, None) => passed_over,

@@ -52,6 +52,25 @@ impl Part {
     }
 }
 
+/// What a capture has of a stream, for the session that goes on.
+pub(crate) struct Earlier {
+    /// Of its ring, where that is known.
+    pub part: Option<Part>,
+    /// Finds out the rest; may read all of the capture.
+    pub read: ReadHad,
+}
+
+/// See [`Earlier::read`].
+pub(crate) type ReadHad = Box<dyn FnOnce() -> Had + Send>;
+
+/// What a capture has of a stream, or counts as missing there.
+pub(crate) struct Had {
+    /// Records, markers included.
+    pub records: u64,
+    /// Of each writer; `None` where that is not known of one.
+    pub writers: Vec<Option<WriterPart>>,
+}
+
 /// What a stream brought of one thread, from its start to its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WriterPart {

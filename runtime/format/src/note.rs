@@ -109,6 +109,13 @@ impl Cause {
         }
     }
 
+    /// Whether a loss of this cause is never told as one of another. What a writer tells in a note of its own
+    /// is `full` whatever kept it from storing, and its ring names the cause; only a torn record is always
+    /// told as one, and who found no slot has no notes.
+    pub fn keeps_its_name(self) -> bool {
+        matches!(self, Cause::Torn | Cause::NoSlot)
+    }
+
     /// The cause with this number, if there is one.
     pub fn from_number(number: u32) -> Option<Cause> {
         Cause::all().get(number as usize).copied()
