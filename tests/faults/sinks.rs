@@ -86,7 +86,9 @@ fn stop(program: &Built, who: Stopped, hold: Duration) -> String {
         }
     }
     let [worst_ns, slow, timed] = costs(&file);
-    assert!(slow * 10_000 <= timed, "{who:?} stopped: {slow} of {timed} calls took 50 us");
+    // Hooks that waited would do so at each page, one call in some hundreds; the machine's own pauses come by
+    // time.
+    assert!(slow * 2_000 <= timed, "{who:?} stopped: {slow} of {timed} calls took 50 us");
     format!(
         "{who:?} stopped {} s: live {live}, file {kept}, worst call {:.1} us of CPU, {slow} of \
          {timed} above 50 us, no system call",
