@@ -255,6 +255,7 @@ int main(int argc, char **argv)
     remove_unborn();
     while (ring_wait(&ring)) {
         ring_claim(&ring);
+        live_recall(&outlet.live);
         if (wait_for_process(&ring))
             return drain_ring(&ring, &outlet);
         release_claim();

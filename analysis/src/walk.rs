@@ -271,7 +271,8 @@ impl<V: Visitor> Walker<'_, V> {
     fn marker(&mut self, event: &Event) {
         if let Some(piece) = NotePiece::of(event) {
             match piece.code {
-                NOTE_PADDING => self.walked.padding += 1,
+                // A server's own fill places that are not counted as records.
+                NOTE_PADDING => self.walked.padding += u64::from(event.tid != 0),
                 NOTE_SEGMENT => {
                     self.compare_segment_before(&piece);
                     self.note(event, &piece);

@@ -5,7 +5,9 @@
  * reconnect it gets those it does not have; to one that does not greet in time (version 2) chunks
  * of raw events are sent, which are done with when the socket has them, and count as unacked if it
  * breaks. A server that is stopped looks like that one, until it reads nothing more: then it is given
- * blocks all the same, of which the queue holds many more events, in case it greets when it goes on.
+ * blocks all the same, of which the queue holds many more events, in case it greets when it goes on. One
+ * that has greeted a drain before this one, as the ring tells, is waited for: its raw events would have no
+ * numbers, and nobody would know which of them that drain had sent.
  * One that has greeted and is silent for too long is connected to anew where that was asked for.
  */
 
@@ -87,6 +89,20 @@ static void live_prepare(struct live *live, const char *host, const char *port, 
     live->reconnects = reconnects;
     live->socket = -1;
     live->sink.on = 1;
+}
+
+/* What the ring remembers the server by. */
+static uint32_t live_mark(const struct live *live)
+{
+    uint32_t of_host = crc32c((const unsigned char *)live->host, strlen(live->host));
+    return (31 * of_host + crc32c((const unsigned char *)live->port, strlen(live->port))) | 1;
+}
+
+/* Learns whether the server has greeted a drain before this one. */
+static void live_recall(struct live *live)
+{
+    if (claimed != NULL && live->sink.on && load32(&claimed->greeted_by) == live_mark(live))
+        live->form = FORM_BLOCKS;
 }
 
 static void live_enter(struct live *live, enum live_state state)
@@ -333,6 +349,8 @@ static void live_hear_one(struct live *live, uint32_t kind, const unsigned char 
     if (kind == CALLSIGHT_REPLY_GREETING && count >= CALLSIGHT_GREETING_BYTES
         && memcmp(payload, CALLSIGHT_GREETING_MAGIC, 8) == 0) {
         live->form = FORM_BLOCKS;
+        if (claimed != NULL)
+            store32(&claimed->greeted_by, live_mark(live));
         live->said_down = live->said_silent = live->stalls = 0;
         if (live->state == LIVE_OPENING)
             live_enter(live, LIVE_RESUMING);

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use callsight_format::*;
+use callsight_hub::capture::CaptureLimits;
 use callsight_hub::ingest::Destinations;
 use common::packed::*;
 use common::server::*;
@@ -258,6 +259,65 @@ fn what_a_folder_put_back_from_a_copy_does_not_have_is_counted() {
                 let told: u64 = losses(&served).iter().map(|(_, events)| events).sum();
                 assert_eq!(told, missing, "{kept}");
             }
+        }
+    }
+}
+
+/// As in a copy of a folder that is written to: the position is newer than the segments.
+#[test]
+fn a_capture_whose_last_segments_are_not_there_is_gone_on_with_and_they_are_counted() {
+    let blocks = sent(&[(1, 0, 50), (1, 100, 50), (1, 200, 50), (1, 300, 50)]);
+    // 100 records, and what is kept free for the last ones.
+    let limits = CaptureLimits { segment_bytes: 6 << 10, budget_bytes: 0 };
+    let destinations = || Destinations { unpacked: true, ..Destinations::default() };
+    for gone in [1, 2] {
+        let left = folder();
+        run_server_on(folder(), limits, None, destinations(), |at, dir| {
+            drop(send(at, 1, 0, &blocks[..3]));
+            for entry in fs::read_dir(dir).expect("list") {
+                let entry = entry.expect("an entry");
+                fs::copy(entry.path(), left.path().join(entry.file_name())).expect("copy");
+            }
+        });
+        let segment = |seq: usize| left.path().join(format!("trace.stream.1.{seq}.bin"));
+        let segments = (0..).take_while(|seq| segment(*seq).exists()).count();
+        assert!(segments > gone, "{segments} segments");
+        (segments - gone..segments).for_each(|seq| fs::remove_file(segment(seq)).expect("remove"));
+        let served = run_server_on(left, limits, None, destinations(), |at, _| {
+            let mut device = drain(at, 1, b"boot", 0);
+            assert_eq!(device.has(), 3);
+            device.send(&blocks[3]);
+            device.end(4, 400);
+        });
+        let there = records(&served)[&1].len() as u64;
+        assert!((100..400).contains(&there), "{there}");
+        assert_eq!(losses(&served), [(Cause::Io as u32, 400 - there)], "{gone} segments gone");
+        assert!(!served.dir.path().join("trace.stream.2.0.bin").exists());
+    }
+}
+
+/// Of two forms nobody could tell which records are in both.
+#[test]
+fn a_ring_stays_in_the_form_in_which_it_began_whatever_the_next_server_is_asked_for() {
+    for unpacked in [true, false] {
+        let first = sent(&[(1, 0, 10), (1, 20, 10)]);
+        let left = killed_as(unpacked, folder(), |at| drop(send(at, 1, 0, &first)));
+        let served = serve_as(!unpacked, left, |at, _| {
+            send_all(at, 2, 20, &sent(&[(1, 20, 10), (1, 40, 10)]), 20);
+            // Another ring is stored as asked for.
+            let mut other = drain(at, 3, b"another boot", 0);
+            other.send(&sent(&[(5, 0, 10)])[0]);
+            other.end(1, 20);
+        });
+        assert!(served.said("as what came of its ring before"), "{:?}", served.lines);
+        let is_in_chunks = |path: &std::path::PathBuf| {
+            let (header, _) = FileHeader::parse(&fs::read(path).expect("read")).expect("a header");
+            header.version == FILE_VERSION_CHUNKS
+        };
+        let forms: Vec<bool> = served.captures().iter().map(is_in_chunks).collect();
+        assert_eq!(forms, [!unpacked, !unpacked, unpacked]);
+        if unpacked {
+            assert_eq!(events_of(&served.captures()[1]).iter().filter(|e| e.tid == 1).count(), 20);
         }
     }
 }

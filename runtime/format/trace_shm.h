@@ -1192,9 +1192,10 @@ struct callsight_ring_control {
    */
   uint32_t spare_maker;
   /*
-   0.
+   Which server has greeted a drain of this ring, so that the next drain knows one that takes blocks
+   though it is silent just then: a number that the drain makes of host and port; 0 for none.
    */
-  uint32_t pad;
+  uint32_t greeted_by;
   /*
    The pid namespace of whoever made it: inode of `/proc/self/ns/pid`; 0 where it is not known.
    */

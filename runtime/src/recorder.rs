@@ -19,6 +19,9 @@ pub fn start_thread(thread: &mut Thread) -> bool {
     if process::is_run_by_guest() {
         return false;
     }
+    if has_begun(thread) {
+        return true;
+    }
     let tid = sys::gettid();
     let me = process::identity();
     thread.cursor = 0;
@@ -39,7 +42,27 @@ pub fn start_thread(thread: &mut Thread) -> bool {
         thread.flags |= EARLY;
     }
     take_place(thread, me.pid, tid);
+    if goes_on_in_a_window(thread) {
+        // From here on handlers of signals may store there.
+        tell_process(thread);
+    }
     true
+}
+
+/// Whether the thread goes on in what another one left of a window. In a ring each begins with a page, and a
+/// summary has none.
+fn goes_on_in_a_window(thread: &Thread) -> bool {
+    matches!(process::sink(), Sink::File | Sink::Stream)
+        && thread.cursor & process::window_mask() != 0
+}
+
+/// Whether the handler of a signal was quicker to begin this thread.
+fn has_begun(thread: &Thread) -> bool {
+    // SAFETY: the block is this thread's; handlers of signals change it too, hence volatile.
+    let (generation, flags) = unsafe {
+        ((&raw const thread.generation).read_volatile(), (&raw const thread.flags).read_volatile())
+    };
+    generation & threads::GENERATIONS == process::generation() && flags & UNWANTED == 0
 }
 
 /// Gives the calling thread what it needs to store events, if there is any left.
@@ -155,16 +178,8 @@ pub fn pay_notes(thread: &mut Thread) {
         // is.
         return;
     }
-    if thread.flags & OWES_PROCESS != 0 {
-        thread.flags &= !OWES_PROCESS;
-        if !notes::process(Again::No, &mut |func, site| store_note(thread, func, site)) {
-            thread.flags |= OWES_PROCESS;
-            return;
-        }
-        if let Some(note) = missed(thread) {
-            thread.skipped = 0;
-            notes::loss(&note, &mut |func, site| store_note(thread, func, site));
-        }
+    if thread.flags & OWES_PROCESS != 0 && !tell_process(thread) {
+        return;
     }
     // Until it is told, hooks of signal handlers come here too, and tell it first.
     if thread.has_left_out() && notes::pause(&mut |func, site| store_note(thread, func, site)) {
@@ -181,6 +196,29 @@ pub fn pay_notes(thread: &mut Thread) {
             thread.flags |= OWES_NAME;
         }
     }
+}
+
+/// Tells that the thread begins, and what it missed before; whether there was room for it. In a window of
+/// another thread no handler of a signal may store before that: readers would take what it stores for
+/// another life of the thread.
+fn tell_process(thread: &mut Thread) -> bool {
+    let blocks = goes_on_in_a_window(thread) && !filter::forbids(filter::BEGIN);
+    let _blocked = blocks.then(SignalsBlocked::new);
+    // SAFETY: as in `has_begun`.
+    let flags = unsafe { (&raw const thread.flags).read_volatile() };
+    if flags & OWES_PROCESS == 0 {
+        return true;
+    }
+    thread.flags = flags & !OWES_PROCESS;
+    if !notes::process(Again::No, &mut |func, site| store_note(thread, func, site)) {
+        thread.flags |= OWES_PROCESS;
+        return false;
+    }
+    if let Some(note) = missed(thread) {
+        thread.skipped = 0;
+        notes::loss(&note, &mut |func, site| store_note(thread, func, site));
+    }
+    true
 }
 
 /// Stores one record of a note. It takes nothing from `TRACE_MAX` and is no loss when dropped.

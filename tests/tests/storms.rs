@@ -324,3 +324,37 @@ fn a_handler_behind_any_instruction_of_a_hook_tells_no_loss_twice() {
     let program = Program::c(HANDLERS).build(Hooks::Ours);
     check_handlers(&program, "step 15000", 4096);
 }
+
+/// The first hook of a thread blocks signals, and those that came meanwhile are handled right behind it.
+#[test]
+fn signals_during_the_first_hooks_of_threads_make_no_threads_more() {
+    let program = Program::c(
+        r#"
+        #include <pthread.h>
+        #include <signal.h>
+        #include <sys/time.h>
+        static volatile int signals;
+        __attribute__((noinline)) static void leaf(void) { __asm__ volatile(""); }
+        static void handle(int number) { (void)number; leaf(); signals++; }
+        static void *work(void *unused) { for (int i = 0; i < 20; i++) leaf(); return unused; }
+        int main(void) {
+            struct itimerval often = { { 0, 20 }, { 0, 20 } }, never = { { 0, 0 }, { 0, 0 } };
+            signal(SIGALRM, handle);
+            setitimer(ITIMER_REAL, &often, 0);
+            for (int round = 0; round < 20; round++) {
+                pthread_t threads[4];
+                for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, work, 0);
+                for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+            }
+            setitimer(ITIMER_REAL, &never, 0);
+            return 0; }"#,
+    )
+    .flags(&["-pthread"])
+    .build(Hooks::Ours);
+    for round in 0..5 {
+        let (_, report) = program.traced("");
+        assert_eq!(report.number("threads"), 81, "round {round}: {:?}", report.notices());
+        assert_eq!(report.calls_of("work"), 80);
+        report.clean();
+    }
+}

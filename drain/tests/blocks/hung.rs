@@ -23,27 +23,31 @@ enum State {
     Swallows,
 }
 
-/// A port before that of a server, whose first connection can hang; later ones do not.
+/// A port before that of a server, one of whose connections can hang; others do not.
 struct Relay {
     port: u16,
-    first: Arc<(Mutex<State>, Condvar)>,
+    hung: Arc<(Mutex<State>, Condvar)>,
     connections: Arc<AtomicU64>,
 }
 
 impl Relay {
     fn to(server: u16) -> Relay {
+        Relay::hanging(server, 0)
+    }
+
+    /// Of which connection number `hanging`, counted from 0, can hang.
+    fn hanging(server: u16, hanging: u64) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
         let port = listener.local_addr().expect("an address").port();
-        let first = Arc::new((Mutex::new(State::Passes), Condvar::new()));
+        let hung = Arc::new((Mutex::new(State::Passes), Condvar::new()));
         let connections = Arc::new(AtomicU64::new(0));
-        let relay =
-            Relay { port, first: Arc::clone(&first), connections: Arc::clone(&connections) };
+        let relay = Relay { port, hung: Arc::clone(&hung), connections: Arc::clone(&connections) };
         std::thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
                 let far = TcpStream::connect(("127.0.0.1", server)).expect("connect");
-                let state = match connections.fetch_add(1, Relaxed) {
-                    0 => Arc::clone(&first),
-                    _ => Arc::new((Mutex::new(State::Passes), Condvar::new())),
+                let state = match connections.fetch_add(1, Relaxed) == hanging {
+                    true => Arc::clone(&hung),
+                    false => Arc::new((Mutex::new(State::Passes), Condvar::new())),
                 };
                 for (from, to) in [(&near, &far), (&far, &near)] {
                     let [from, to] = [from, to].map(|end| end.try_clone().expect("a handle"));
@@ -56,8 +60,8 @@ impl Relay {
     }
 
     fn set(&self, state: State) {
-        *self.first.0.lock().expect("no panic") = state;
-        self.first.1.notify_all();
+        *self.hung.0.lock().expect("no panic") = state;
+        self.hung.1.notify_all();
     }
 }
 
@@ -184,4 +188,43 @@ fn a_byte_ring_is_emptied_while_acknowledgements_are_owed() {
     drain.end_well();
     let functions = server.whole(0).calls_of(9);
     assert!(functions.iter().map(|event| event.func).eq(1..=CALLS));
+}
+
+/// The drain behind one that was killed meets a server that is stopped just then: it waits, though its ring
+/// fills up and a file beside it could go on. Events without numbers could be any that came before.
+#[test]
+fn a_server_that_greeted_the_drain_before_is_sent_blocks_however_late_it_greets() {
+    for beside in [false, true] {
+        let server = Server::start();
+        let relay = Relay::hanging(server.port, 1);
+        let ring = Ring::new("hung-between", 1 << 20);
+        let process = TestProcess::start();
+        ring.attach(0, process.process);
+        let port = relay.port.to_string();
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut arguments = vec!["--reconnect", &ring.name, "127.0.0.1", &port];
+        if beside {
+            arguments.extend(["--file", folder.path().to_str().expect("a path")]);
+        }
+        let first = Drain::with_arguments(&drain_binary(), &arguments);
+        let mut writer = Writer::new(&ring, process.process, 7);
+        assert!((1..=1000).all(|call| writer.store(call)));
+        server.wait(0, "the first part comes", |c| c.calls_of(7).len() == 1000);
+        first.signal(libc::SIGKILL);
+        drop(first.end());
+        relay.set(State::Stops);
+        let second = Drain::with_arguments(&drain_binary(), &arguments);
+        // More than half of the ring: 20,000 of 32,768.
+        assert!((1001..=21_000).all(|call| writer.store(call)));
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        relay.set(State::Passes);
+        writer.retire();
+        drop(process);
+        let said = second.end_well();
+        let capture = server.wait(1, "the last chunk comes", |capture| !capture.end.is_empty());
+        assert_eq!(capture.unnumbered, 0, "{said}");
+        let calls = capture.calls_of(7);
+        assert!(calls.iter().map(|event| event.func).eq(21_001 - calls.len() as u64..=21_000));
+        assert!(calls.len() >= 20_000, "{} calls: {said}", calls.len());
+    }
 }

@@ -1,6 +1,6 @@
 //! The folder of captures: numbers that are nobody else's, files that were not there before.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{FlockOperation, flock};
 
 use super::position::{self, Position};
-use super::resume::streams_in;
+use super::resume::known_in;
 use super::segment::Segment;
+use crate::session::RingId;
 use crate::stream::{Sender, StreamId};
 
 /// How many numbers in a row may turn out taken by others before we give up.
@@ -22,8 +23,17 @@ const MAX_TRIES: u32 = 10_000;
 pub struct CaptureDir {
     path: PathBuf,
     next_id: Arc<AtomicU32>,
-    /// Which stream is in which capture; not known until somebody asks.
-    streams: Arc<Mutex<Option<HashMap<StreamId, u32>>>>,
+    /// What is in which capture; not known until somebody asks.
+    known: Arc<Mutex<Option<Known>>>,
+}
+
+/// What the captures in a folder are of.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The newest capture of each stream.
+    pub streams: HashMap<StreamId, u32>,
+    /// Rings of which there are chunks.
+    pub rings_in_chunks: HashSet<RingId>,
 }
 
 /// A number of a capture and its first, empty file.
@@ -54,7 +64,7 @@ impl CaptureDir {
             highest = highest.max(name.to_str().and_then(stream_id).unwrap_or(0));
         }
         let next_id = Arc::new(AtomicU32::new(highest.saturating_add(1)));
-        Ok(CaptureDir { path: path.to_owned(), next_id, streams: Arc::default() })
+        Ok(CaptureDir { path: path.to_owned(), next_id, known: Arc::default() })
     }
 
     /// Takes the next number and makes its first file.
@@ -101,14 +111,24 @@ impl CaptureDir {
 
     /// The capture that has a stream.
     pub(super) fn capture_of(&self, stream: StreamId) -> Option<u32> {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.get_or_insert_with(|| streams_in(&self.path)).get(&stream).copied()
+        self.with_known(|known| known.streams.get(&stream).copied())
     }
 
     /// Remembers which capture has a stream.
     pub(super) fn remember(&self, stream: StreamId, id: u32) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.get_or_insert_with(|| streams_in(&self.path)).insert(stream, id);
+        self.with_known(|known| known.streams.insert(stream, id));
+    }
+
+    /// Whether what is there of a ring is in events; `None` where there is nothing, or both.
+    pub(crate) fn is_unpacked(&self, ring: RingId) -> Option<bool> {
+        let in_chunks = self.with_known(|known| known.rings_in_chunks.contains(&ring));
+        let in_events = self.positions().values().any(|(_, position)| position.part.ring == ring);
+        (in_chunks != in_events).then_some(in_events)
+    }
+
+    fn with_known<T>(&self, look: impl FnOnce(&mut Known) -> T) -> T {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        look(known.get_or_insert_with(|| known_in(&self.path)))
     }
 
     /// Opens a segment that is there.

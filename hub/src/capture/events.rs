@@ -18,7 +18,7 @@ use callsight_format::{
 use super::guard::{Contents, Guard, Harm, less};
 use super::position::{Position, PositionFile};
 use super::reach::Reach;
-use super::segment::{HEAD_BYTES, Left, Segment, event_head};
+use super::segment::{HEAD_BYTES, Segment, event_head};
 use super::tail::{StopMark, TAIL_BYTES, Tail, to_bytes};
 use super::writers::WritersFile;
 use super::{
@@ -74,8 +74,6 @@ pub struct EventCapture {
     told_earlier: Losses,
     /// What notes told that somebody else removed.
     told_no_more: Losses,
-    /// Events lost with segments that were cut short, which the segment behind tells by itself.
-    told_by_heads: Losses,
     /// Bytes of the segments before this one.
     closed_bytes: u64,
     stop: Option<Stop>,
@@ -127,7 +125,6 @@ impl EventCapture {
             lost_earlier: Losses::default(),
             told_earlier: Losses::default(),
             told_no_more: Losses::default(),
-            told_by_heads: Losses::default(),
             closed_bytes: 0,
             stop: None,
             unsaid: None,
@@ -334,9 +331,6 @@ impl EventCapture {
         let mut guard = std::mem::take(&mut self.guard);
         for harm in guard.look(&self.directory, self.id, &count) {
             self.lose(&harm);
-            if let Left::Bytes(_) = harm.left {
-                self.told_by_heads.add(Cause::Io, harm.lost.amount.events);
-            }
         }
     }
 
@@ -385,7 +379,7 @@ impl EventCapture {
 
     /// What it did not keep, here or at an earlier server.
     fn lost_here(&self) -> Losses {
-        self.lost_earlier.plus(&self.dropped_events).beyond(&self.told_by_heads)
+        self.lost_earlier.plus(&self.dropped_events)
     }
 
     /// What notes in its files tell, or in those of another stream.
@@ -591,6 +585,14 @@ fn contents_of(file: &File, order: ByteOrder, from: u64, to: u64) -> Contents {
         watch.observe(&events, order);
     }
     Contents { amount, told: watch.told() }
+}
+
+/// How many records stand in the first `bytes` of a file of events; `None` where it is none.
+pub(super) fn records_in(file: &File, bytes: u64) -> Option<u64> {
+    let mut head = [0; FILE_HEADER_BYTES];
+    file.read_exact_at(&mut head, 0).ok()?;
+    let (_, order) = FileHeader::parse(&head).ok()?;
+    Some(contents_of(file, order, HEAD_BYTES, bytes).amount.records)
 }
 
 /// What writers dropped that have a place in the ring: others number nothing.

@@ -3,25 +3,24 @@
 //! Nothing in a file is believed: lengths are checked against the file, and the block that a stream
 //! goes on behind is decompressed and compared with its checksum.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use callsight_format::{
     BlockHeader, ByteOrder, CHUNK_BLOCK, CHUNK_END, CHUNK_EVENTS, CHUNK_HEADER_BYTES, CHUNK_HELLO,
-    CHUNK_MAX_RAW_BYTES, CHUNK_MAX_ZSTD_BYTES, CHUNK_SINK, ChunkHeader, FILE_HEADER_BYTES,
-    FILE_VERSION_CHUNKS, FileHeader,
+    CHUNK_MAX_RAW_BYTES, CHUNK_MAX_ZSTD_BYTES, CHUNK_SINK, Cause, ChunkHeader, FILE_HEADER_BYTES,
+    FILE_VERSION_CHUNKS, FileHeader, Origin,
 };
 use zstd::bulk::Decompressor;
 
-use super::directory::{lock, segments_in};
+use super::directory::{Known, lock, segments_in};
 use super::final_chunk::FinalChunk;
 use super::guard::Contents;
 use super::position::{self, Position, PositionFile};
 use super::segment::Segment;
-use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture, writers};
-use crate::session::{Earlier, Had, Numbers, Part, RingId, WriterPart};
+use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture, events, writers};
+use crate::session::{Earlier, Had, Numbers, Part, RingId, WriterPart, ring_of};
 use crate::stream::{Sender, StreamEnd, StreamId, inflate};
 use crate::{Amount, Ending, Sink};
 
@@ -105,6 +104,7 @@ impl CaptureDir {
         file: PositionFile,
         position: Position,
     ) -> Option<Resumed> {
+        let position = self.as_files_are(id, position)?;
         let (last_block, ended) = (position.number, position.ended);
         let mut capture: Option<Box<dyn Sink>> = None;
         if !ended {
@@ -118,6 +118,28 @@ impl CaptureDir {
         });
         let earlier = Earlier { part: Some(position.part), read };
         Some(Resumed { id, last_block, unpacked: true, capture, earlier })
+    }
+
+    /// Where the segment is not there in which a position ends, as in a copy that was made while another one
+    /// was written: the position at the end of what is there. What it had behind that is lost.
+    fn as_files_are(&self, id: u32, position: Position) -> Option<Position> {
+        let there = self.segments(id);
+        if there.contains(&position.seq) {
+            return Some(position);
+        }
+        let seq = there.iter().copied().rfind(|seq| *seq < position.seq)?;
+        let (mut records, mut bytes) = (0, 0);
+        for earlier in there.into_iter().filter(|earlier| *earlier <= seq) {
+            let file = self.open_segment(id, earlier).ok()?;
+            bytes = file.metadata().ok()?.len();
+            records += events::records_in(&file, bytes)?;
+        }
+        let Part { came, again, .. } = position.part;
+        let mut lost = position.lost;
+        let unstored = lost.of(Cause::Io).saturating_add(lost.of(Cause::Budget));
+        let stored = came.saturating_sub(again).saturating_sub(unstored);
+        lost.add(Cause::Io, stored.saturating_sub(records));
+        Some(Position { seq, bytes, stop: None, lost, ..position })
     }
 
     fn resume_chunks(
@@ -215,20 +237,21 @@ impl CaptureDir {
     }
 }
 
-/// The streams of the captures in a folder, as their files say. What cannot be read is none.
-pub(super) fn streams_in(folder: &Path) -> HashMap<StreamId, u32> {
-    let mut streams = HashMap::new();
-    let mut add = |stream: Option<StreamId>, id: u32| {
-        if let Some(stream) = stream {
-            let newest = streams.entry(stream).or_insert(id);
-            *newest = id.max(*newest);
-        }
+/// What the captures in a folder are of, as their files say. What cannot be read is nothing.
+pub(super) fn known_in(folder: &Path) -> Known {
+    let mut known = Known::default();
+    let mut add = |stream: StreamId, id: u32| {
+        let newest = known.streams.entry(stream).or_insert(id);
+        *newest = id.max(*newest);
     };
     for (id, _, path) in segments_in(folder) {
-        add(File::open(path).ok().and_then(|file| stream_in(&file)), id);
+        if let Some((sender, origin)) = File::open(path).ok().and_then(|file| sender_in(&file)) {
+            sender.stream.into_iter().for_each(|stream| add(stream, id));
+            known.rings_in_chunks.insert(ring_of(&sender, &origin));
+        }
     }
-    position::all_in(folder).for_each(|(id, stream, _)| add(Some(stream), id));
-    streams
+    position::all_in(folder).for_each(|(id, stream, _)| add(stream, id));
+    known
 }
 
 /// What stands in a file of chunks from the one byte to the other, as far as it is whole.
@@ -249,11 +272,12 @@ pub(super) fn contents_of(file: &File, from: u64, to: u64) -> Contents {
     Contents { amount, ..Contents::default() }
 }
 
-fn stream_in(file: &File) -> Option<StreamId> {
+fn sender_in(file: &File) -> Option<(Sender, Origin)> {
     let mut reader = Reader::open(file)?;
     let hello = reader.chunk_at(reader.header.header_size.into())?;
     let raw = reader.payload(&hello).filter(|_| hello.header.kind == CHUNK_HELLO)?;
-    Sender::parse(raw).stream
+    let sender = Sender::parse(raw);
+    Some((sender, reader.header.origin()))
 }
 
 /// What a segment ends with.

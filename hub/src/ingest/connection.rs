@@ -223,8 +223,9 @@ impl Connection<'_> {
         let replies = Replies::greet(&self.socket);
         let (streams, stream) = (&self.server.streams, *stream);
         let begin = || {
-            self.learn(ring_of(sender, &self.origin), stream);
-            self.begin(Some(stream))
+            let ring = ring_of(sender, &self.origin);
+            self.learn(ring, stream);
+            self.begin(Some((stream, ring)))
         };
         Ok(match streams.join(stream, &self.socket, begin)? {
             Joined::Ended(number) => Part::Ended(replies.begin(number)),
@@ -252,9 +253,9 @@ impl Connection<'_> {
         })
     }
 
-    fn begin(&self, stream: Option<StreamId>) -> Result<Begun, String> {
+    fn begin(&self, of: Option<(StreamId, RingId)>) -> Result<Begun, String> {
         let Server { captures, options, destinations, .. } = self.server;
-        let packed = stream.filter(|_| !destinations.unpacked);
+        let stream = of.map(|(stream, _)| stream);
         let others = || destinations.sinks.iter().map(|make| make());
         if let Some(resumed) = stream.and_then(|stream| captures.resume(stream, options.limits)) {
             let Some(capture) = resumed.capture else {
@@ -277,13 +278,25 @@ impl Connection<'_> {
             .reserve()
             .map_err(|error| format!("no capture can be made for it ({error})"))?;
         let meta = self.meta(reserved.id(), stream);
-        let capture: Box<dyn Sink> = match packed {
-            Some(_) => Box::new(ChunkCapture::new(reserved, options.limits)),
-            None => Box::new(EventCapture::new(reserved, options.limits)),
+        let capture: Box<dyn Sink> = match of.is_some_and(|(_, ring)| !self.unpacks(ring)) {
+            true => Box::new(ChunkCapture::new(reserved, options.limits)),
+            false => Box::new(EventCapture::new(reserved, options.limits)),
         };
         let sinks = std::iter::once(capture).chain(others()).collect();
         let session = Session::start(&meta, sinks).among(&self.server.books);
         Ok(Begun::Session(Box::new(session)))
+    }
+
+    /// Whether a new stream of a ring is stored in events. All of a ring is in one form: which records two
+    /// drains sent is known by numbers, which events have only beside them, for a server of that form.
+    fn unpacks(&self, ring: RingId) -> bool {
+        let asked = self.server.destinations.unpacked;
+        let began = self.server.captures.is_unpacked(ring).unwrap_or(asked);
+        if began != asked {
+            let form = if began { "events" } else { "chunks" };
+            self.say(&format!("is stored in {form}, as what came of its ring before"));
+        }
+        began
     }
 
     fn meta(&self, id: u32, stream: Option<StreamId>) -> SessionMeta {

@@ -183,8 +183,9 @@ pub struct RingControl {
     pub retired_dropped: [u64; RING_CAUSES],
     /// The drain that made it as a spare ([`RING_SPARE_PREFIX`]); 0 for a ring that a process made.
     pub spare_maker: u32,
-    /// 0.
-    pub pad: u32,
+    /// Which server has greeted a drain of this ring, so that the next drain knows one that takes blocks
+    /// though it is silent just then: a number that the drain makes of host and port; 0 for none.
+    pub greeted_by: u32,
     /// The pid namespace of whoever made it: inode of `/proc/self/ns/pid`; 0 where it is not known.
     pub pid_namespace: u64,
     /// 0.

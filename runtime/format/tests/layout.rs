@@ -169,7 +169,7 @@ fn rust_layouts() -> Vec<(&'static str, Layout)> {
                 retired_emitted,
                 retired_dropped,
                 spare_maker,
-                pad,
+                greeted_by,
                 pid_namespace,
                 reserved,
             }),

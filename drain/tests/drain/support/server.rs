@@ -22,6 +22,8 @@ use super::process::wait_until;
 pub struct Capture {
     pub origin: Option<Origin>,
     pub events: Vec<Event>,
+    /// How many of these came in no block, without numbers.
+    pub unnumbered: usize,
     pub dropped: Vec<u64>,
     pub hello: Vec<(u16, Vec<u8>)>,
     pub end: Vec<(u16, Vec<u8>)>,
@@ -281,6 +283,7 @@ fn take(capture: &mut Capture, kind: u32, raw: &[u8], order: ByteOrder) {
         CHUNK_EVENTS => {
             assert_eq!(raw.len() % EVENT_BYTES, 0);
             let events = raw.chunks(EVENT_BYTES);
+            capture.unnumbered += events.len();
             capture.events.extend(events.map(|e| Event::parse(e, order).expect("32 bytes")));
         }
         CHUNK_BLOCK => take_block(capture, raw),
