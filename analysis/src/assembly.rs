@@ -158,7 +158,10 @@ impl Assembly {
 
     fn module(&mut self, target: &Target<'_>, mapping: Option<&Mapping>) -> ModuleId {
         let Some(mapping) = mapping else {
-            let key = ModuleKey::None(target.number);
+            let key = match target.process.modules_known {
+                true => ModuleKey::Unnoticed(target.number),
+                false => ModuleKey::None(target.number),
+            };
             return self.modules.add(Module { key, path: Vec::new(), main: false, assumed: false });
         };
         let module = Module::of(mapping, target.process).unwrap_or_else(|| {

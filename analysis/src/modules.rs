@@ -26,9 +26,11 @@ pub enum ModuleKey {
     Path(Vec<u8>),
     /// The program of a capture that names none; the number tells such programs apart.
     Unnamed(u64),
-    /// No module: code that was made at run time, or captures without a module list. The number is
-    /// that of the process.
+    /// No module: captures without a module list. The number is that of the process.
     None(usize),
+    /// No module that the capture knows of then, though it knows others of the process: one that came after
+    /// the last look at what is mapped, or code that was made at run time.
+    Unnoticed(usize),
 }
 
 /// A program or library whose functions were called.
@@ -74,6 +76,9 @@ impl Module {
         }
     }
 }
+
+const UNNOTICED: &str = "nothing was known to be mapped at their addresses then; what dlopen brings is \
+                         noticed at the next dlclose, and when the program ends in order";
 
 /// Where the names of a module come from.
 #[derive(Clone, Debug)]
@@ -162,8 +167,12 @@ impl Finder {
     /// The module is a program and its file is of another build.
     pub fn find(&self, module: &Module) -> Result<Source, Error> {
         let traced = module.build_id();
-        if let ModuleKey::None(_) = module.key {
-            return Ok(Source::Missing("no module is known at these addresses".into()));
+        match module.key {
+            ModuleKey::None(_) => {
+                return Ok(Source::Missing("no module is known at these addresses".into()));
+            }
+            ModuleKey::Unnoticed(_) => return Ok(Source::Missing(UNNOTICED.into())),
+            _ => {}
         }
         let same = |exe: &&Binary| !traced.is_empty() && exe.build_id == traced;
         if let Some(exe) = self.exes.iter().find(same) {

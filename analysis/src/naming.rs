@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::Error;
 use crate::assembly::{Assembly, EdgeKey, RowSum};
 use crate::elf::{Binary, Location, Name};
-use crate::modules::{Finder, Module, ModuleId, Source};
+use crate::modules::{Finder, Module, ModuleId, ModuleKey, Source};
 use crate::report::{CallerRow, Durations, PathRow, Report, Row};
 use crate::sentences::Sentences;
 use crate::tool;
@@ -185,9 +185,10 @@ fn unused_exes(assembly: &Assembly, sources: &[Source], finder: &Finder) -> Opti
 }
 
 fn what(module: &Module) -> String {
-    match module.path.is_empty() {
-        true => "an unnamed program".to_string(),
-        false => module.path_text(),
+    match (&module.key, module.path.is_empty()) {
+        (ModuleKey::Unnoticed(_), _) => "an unknown module".to_string(),
+        (_, true) => "an unnamed program".to_string(),
+        _ => module.path_text(),
     }
 }
 

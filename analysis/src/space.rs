@@ -1,7 +1,8 @@
 //! Module notes of one process → which module an address belonged to, at any time.
 //!
 //! A plugin may be mapped where another one was before. A load is noticed late, so a module holds
-//! from the moment its addresses were last given up. Knows nothing of ELF files.
+//! from the moment its addresses were last given up; one that is never noticed has no names, and not those
+//! of the one before. Knows nothing of ELF files.
 
 /// A module at some addresses for some time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +65,7 @@ pub enum Hit {
     Nothing,
     /// This one, whenever.
     Always(usize),
-    /// One or another: ask [`AddressSpace::at`].
+    /// One or another, or none: ask [`AddressSpace::at`].
     ByTime,
 }
 
@@ -105,19 +106,17 @@ impl AddressSpace {
         let mut holders = self.holders(address);
         match (holders.next(), holders.next()) {
             (None, _) => Hit::Nothing,
-            (Some(index), None) => Hit::Always(index),
+            (Some(index), None) if self.interval(index) == (0, u64::MAX) => Hit::Always(index),
             _ => Hit::ByTime,
         }
     }
 
-    /// The mapping that held `address` at `ts`; the nearest in time where none did.
+    /// The mapping that held `address` at `ts`.
     pub fn at(&self, address: u64, ts: u64) -> Option<usize> {
-        let distance = |index: &usize| {
-            let mapping = &self.mappings[*index];
-            let late = ts.saturating_sub(mapping.to.saturating_sub(1));
-            mapping.from.saturating_sub(ts).max(late)
-        };
-        self.holders(address).min_by_key(distance)
+        self.holders(address).find(|index| {
+            let (from, to) = self.interval(*index);
+            (from..to).contains(&ts)
+        })
     }
 
     /// From when to when a mapping held; the end is behind the last moment.
@@ -193,10 +192,10 @@ mod tests {
         let name = |ts: &u64| match space.find(1050) {
             Hit::Nothing => "-".to_string(),
             Hit::Always(index) => String::from_utf8_lossy(&space.mappings[index].path).into_owned(),
-            Hit::ByTime => {
-                let index = space.at(1050, *ts).expect("a holder");
-                String::from_utf8_lossy(&space.mappings[index].path).into_owned()
-            }
+            Hit::ByTime => match space.at(1050, *ts) {
+                Some(index) => String::from_utf8_lossy(&space.mappings[index].path).into_owned(),
+                None => "?".to_string(),
+            },
         };
         times.iter().map(name).collect::<Vec<_>>().join(" ")
     }
@@ -210,6 +209,15 @@ mod tests {
     fn a_plugin_in_the_place_of_another_holds_from_the_moment_that_one_went() {
         let events = vec![load(10, "pa", 1000), gone(20, 1000), load(30, "pb", 1000)];
         assert_eq!(modules(events, &[5, 19, 20, 25, 40]), "pa pa pb pb pb");
+    }
+
+    #[test]
+    fn what_came_behind_a_plugin_unnoticed_has_not_its_names() {
+        let events = vec![load(10, "pa", 1000), gone(20, 1000)];
+        assert_eq!(modules(events, &[5, 19, 20, 25]), "pa pa ? ?");
+        let events =
+            vec![load(10, "pa", 1000), gone(20, 1000), load(30, "pb", 1000), gone(40, 1000)];
+        assert_eq!(modules(events, &[19, 20, 39, 40]), "pa pb pb ?");
     }
 
     #[test]

@@ -93,9 +93,12 @@ impl Summary {
             return Err(HeaderError::EventSize { found: record_size });
         }
         let records = bytes.get(header_size as usize..).ok_or(short)?;
+        let records = records.chunks_exact(record_size as usize);
+        let there = records.len() as u64;
+        // One without an address is one that a killed program was just adding.
         let functions: Vec<SummaryFunction> = records
-            .chunks_exact(record_size as usize)
             .filter_map(|record| function(record, order))
+            .filter(|function| function.address != 0)
             .collect();
         let hook_ns = u64_at(offset_of!(SummaryHeader, hook_ns))?;
         let promised = u64_at(offset_of!(SummaryHeader, records))?;
@@ -114,7 +117,7 @@ impl Summary {
             counts_recursion_once: hook_ns > 0,
             span: u64_at(offset_of!(SummaryHeader, span))?,
             truncated_calls: u64_at(offset_of!(SummaryHeader, truncated))?,
-            missing_records: promised.saturating_sub(functions.len() as u64),
+            missing_records: promised.saturating_sub(there),
             functions,
         })
     }

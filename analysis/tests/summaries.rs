@@ -66,6 +66,15 @@ fn both_versions_read_in_both_orders() {
 }
 
 #[test]
+fn a_function_that_a_killed_program_was_just_adding_is_none() {
+    let whole = summary(2, ByteOrder::NATIVE, &[1000, 2000]);
+    let adding = [&whole[..], &[0; SUMMARY_RECORD_BYTES]].concat();
+    let [whole, adding] = [whole, adding].map(|bytes| report(&[("trace.summary.7.7.bin", bytes)]));
+    assert_eq!(rows(&adding), rows(&whole));
+    assert_eq!(adding.notices, whole.notices);
+}
+
+#[test]
 fn percentiles_stay_between_the_extremes() {
     let bytes = summary(2, ByteOrder::Little, &[1_636_000]);
     let durations = report(&[("trace.summary.7.8.bin", bytes)]).rows[0].durations.expect("some");

@@ -115,6 +115,35 @@ fn plugins_that_take_turns_at_one_address_keep_their_calls() {
     assert_eq!(report.number("unmatched_exits"), 0);
 }
 
+/// A plugin that comes to the addresses of one that went, in a program that says nothing more.
+#[test]
+fn calls_of_a_plugin_that_was_never_noticed_have_no_names_of_another() {
+    let program = Program::c(
+        r#"
+        #include <dlfcn.h>
+        #include <unistd.h>
+        static void drive(const char *path, int n, int closes) {
+            void *plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+            int (*run)(int) = (int (*)(int))dlsym(plugin, "plugin_run");
+            for (int i = 0; i < n; i++) run(i);
+            if (closes) dlclose(plugin);
+        }
+        int main(void) { drive("./pa.so", 10, 1); drive("./pb.so", 20, 0); _exit(0); }"#,
+    )
+    .flags(&["-ldl"]);
+    let traced = program.build(Hooks::Ours);
+    traced.shell().ok(
+        "echo 'static int alpha(int x) { return x; } int plugin_run(int x) { return alpha(x); }' > pa.c
+         echo 'static int beta(int x) { return -x; } int plugin_run(int x) { return beta(x); }' > pb.c
+         for p in pa pb; do gcc -g -finstrument-functions -fPIC -shared $p.c -o $p.so; done",
+    );
+    let (_, report) = traced.traced("");
+    assert_eq!(report.calls_of("alpha"), 10, "{:#?}", report.rows());
+    assert_eq!(report.calls()["plugin_run"], [10]);
+    let said = report.notices().join("\n");
+    assert!(said.contains("2 functions of an unknown module have no name"), "{said}");
+}
+
 /// At its end a process asks the kernel whether its last look at what is mapped still holds. Where it has
 /// no answer, or where a filter ends who asks, it looks once more.
 #[test]
