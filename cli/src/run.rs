@@ -17,6 +17,7 @@ use crate::sinks::{self, Sinks};
 use crate::{analyze, say, tell};
 
 mod live;
+mod room;
 mod summary;
 
 use live::Live;
@@ -108,6 +109,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut sinks = sinks::choose(args.path.clone(), args.live.clone(), note)?;
     // First, so that a mistake in it is told before the program runs.
     let mut request = args.report.request(sinks.folder());
+    room::check_lengths(sinks.path.as_deref(), args.thread_names().as_deref())?;
     if !args.no_check {
         check_hooks(&args.command[0])?;
     }
@@ -237,9 +239,17 @@ impl Args {
                 if let Some(program) = program.filter(|exe| summary::are_of(&captures, exe)) {
                     request.suggest_exe(program);
                 }
-                analyze::run(request).map(drop)
+                analyze::run(request)?;
+                if let (None, Some(why)) = (&sinks.live, room::shortage(sinks.folder())) {
+                    note(&format!(
+                        "{}: {why}: processes that found no room for their first file are in no count",
+                        sinks.folder().display()
+                    ));
+                }
+                Ok(())
             }
             (Some(dir), Ok(_)) => Err(self.no_capture(dir)),
+            (Some(dir), Err(_)) if !dir.exists() => Err(self.no_capture(dir)),
             (Some(_), Err(error)) => Err(error.into()),
             (None, _) => Ok(()),
         }
@@ -295,8 +305,15 @@ impl Args {
             "report on {}: the run left no capture in {}: {}",
             Path::new(&self.command[0]).display(),
             dir.display(),
-            likely_cause(self.thread_filter())
+            likely_cause(dir, self.thread_filter())
         )
+    }
+
+    /// The names of threads that the program is told.
+    fn thread_names(&self) -> Option<String> {
+        let inherited = || std::env::var_os("TRACE_THREADS");
+        let globs = self.threads.clone().or_else(inherited)?;
+        Some(globs.to_string_lossy().into_owned())
     }
 
     /// What leaves out threads, as it was given: here, or in the environment.
@@ -347,13 +364,16 @@ fn note_outcome(outcome: &Outcome, timeout: Option<Duration>) {
 }
 
 /// Why a run left no capture, as far as that can be known.
-fn likely_cause(thread_filter: Option<String>) -> String {
-    match thread_filter {
-        Some(filter) => format!(
+fn likely_cause(dir: &Path, thread_filter: Option<String>) -> String {
+    match (room::obstacle(dir), thread_filter) {
+        (Some(obstacle), _) => obstacle,
+        (None, Some(filter)) => format!(
             "most likely no thread has a name that {filter} selects: name other globs, or leave \
              it out (the first thread is named as the program, cut to 15 characters)"
         ),
-        None => "no function with a hook was called, or the program could not write there".into(),
+        (None, None) => {
+            "no function with a hook was called, or the program could not write there".into()
+        }
     }
 }
 

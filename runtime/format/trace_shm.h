@@ -208,6 +208,16 @@
 #define CALLSIGHT_FILE_WINDOW_BYTES (16 << 10)
 
 /*
+ Longest absolute path of the folder that a traced program makes its files in.
+ */
+#define CALLSIGHT_FILE_FOLDER_MAX_BYTES 511
+
+/*
+ Longest list of the names of threads that a traced program selects.
+ */
+#define CALLSIGHT_THREAD_NAMES_MAX_BYTES 4095
+
+/*
  Flag: `ts` is in clock ticks; without it in nanoseconds.
  */
 #define CALLSIGHT_FLAG_TICKS 1

@@ -95,6 +95,22 @@ impl<const N: usize> Text<N> {
         self
     }
 
+    /// Adds a text; what did not fit into that does not fit into this one either.
+    pub fn push_text<const M: usize>(&mut self, text: &Text<M>) -> &mut Self {
+        self.overflown |= text.overflown;
+        self.push(text.as_bytes())
+    }
+
+    /// Whether something did not fit.
+    pub fn is_overflown(&self) -> bool {
+        self.overflown
+    }
+
+    /// Makes it a text in which something did not fit.
+    pub fn overflow(&mut self) {
+        self.overflown = true;
+    }
+
     /// Adds a number in decimal.
     pub fn push_number(&mut self, number: u64) -> &mut Self {
         if number >= 10 {

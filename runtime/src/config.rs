@@ -3,7 +3,9 @@
 //! The variables mean what they mean in C callsight 0.5.0. A number that is none keeps the
 //! default. `docs/environment.md` describes each.
 
-use callsight_format::{RING_VERSION, RING_VERSION_STREAM};
+use callsight_format::{
+    FILE_FOLDER_MAX_BYTES, RING_VERSION, RING_VERSION_STREAM, THREAD_NAMES_MAX_BYTES,
+};
 
 use crate::bytes::{self, Shared, Text};
 use crate::proc_fs;
@@ -11,8 +13,8 @@ use crate::sys;
 
 /// What a ring of more bytes than it can have is cut to.
 const MOST_RING_BYTES: u64 = u32::MAX as u64;
-/// Longest absolute path of the capture directory, in bytes.
-const DIRECTORY_BYTES: usize = 512;
+/// Of the capture directory, with a zero byte.
+const DIRECTORY_BYTES: usize = FILE_FOLDER_MAX_BYTES + 1;
 
 /// Which clock to use.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub struct Config {
     pub enabled: bool,
     /// `TRACE_MODE` is `summary`.
     pub summary: bool,
-    /// `TRACE_DIR`, absolute, without a closing slash.
+    /// `TRACE_DIR`, absolute, without a closing slash. Where it is too long no file can be made.
     pub directory: Text<DIRECTORY_BYTES>,
     given_directory: Text<DIRECTORY_BYTES>,
     /// `TRACE_SHM` without its slash. There is more room than names have, so that one that is cut is
@@ -56,7 +58,7 @@ pub struct Config {
     /// `TRACE_CLOCK`.
     pub clock: ClockChoice,
     /// `TRACE_THREADS`: globs of thread names, separated by commas; empty for all.
-    pub threads: Text<512>,
+    pub threads: Text<{ THREAD_NAMES_MAX_BYTES + 1 }>,
 }
 
 static CONFIG: Shared<Config> = Shared::new(Config {
@@ -150,17 +152,24 @@ impl Config {
             given => given,
         };
         if given.first() != Some(&b'/') {
-            static HERE: Shared<[u8; 512]> = Shared::new([0; 512]);
+            static HERE: Shared<[u8; DIRECTORY_BYTES]> = Shared::new([0; DIRECTORY_BYTES]);
             // SAFETY: only the initialising thread is here.
             let here = unsafe { &mut *HERE.get() };
-            let len = sys::working_directory(here).unwrap_or(0);
-            self.directory.push(here.get(..len).unwrap_or(&[])).push(b"/");
+            match sys::working_directory(here) {
+                Some(len) => {
+                    self.directory.push(here.get(..len).unwrap_or(&[])).push(b"/");
+                }
+                None => self.directory.overflow(),
+            }
         }
         let mut end = given.len();
         while end > 1 && given.get(end - 1) == Some(&b'/') {
             end -= 1;
         }
         self.directory.push(given.get(..end).unwrap_or(given));
+        if self.given_directory.is_overflown() {
+            self.directory.overflow();
+        }
     }
 
     /// Whether a thread of this name is to be recorded.

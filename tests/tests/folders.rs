@@ -76,3 +76,74 @@ fn two_runs_at_once_report_their_own_program_each() {
     assert_eq!((third.code, events(&third)), (0, 40), "{third}");
     assert!(!third.stderr.contains("stays as it is"), "{third}");
 }
+
+/// A folder in `within` whose absolute path has `bytes` bytes.
+fn folder_of(within: &std::path::Path, bytes: usize) -> String {
+    let mut path = within.canonicalize().expect("a path").to_str().expect("a text").to_owned();
+    while bytes - path.len() > 200 {
+        path += &format!("/{}", "d".repeat(100));
+    }
+    path.clone() + "/" + &"d".repeat(bytes - path.len() - 1)
+}
+
+#[test]
+fn a_folder_with_too_long_a_path_is_refused_and_never_cut() {
+    let program = Program::c(CALLS).build(Hooks::Ours);
+    let [fits, long, longer] = [511, 512, 900].map(|bytes| folder_of(program.folder(), bytes));
+    let by_run = |folder: &str| {
+        program
+            .shell()
+            .run(&format!("exec callsight run --format json --path {folder} -- ./prog 20"))
+    };
+    let ran = by_run(&fits);
+    assert_eq!((ran.code, events(&ran)), (0, 40), "{ran}");
+    let made = || std::fs::read_dir(program.folder()).expect("list").count();
+    std::fs::remove_dir_all(program.folder().join("d".repeat(100))).expect("remove");
+    let before = made();
+    for folder in [&long, &longer] {
+        let ran = by_run(folder);
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{ran}");
+        let said = format!("its path has {} bytes, and a traced program takes 511", folder.len());
+        assert!(ran.stderr.contains(&said), "{ran}");
+        // By hand nobody can say it; nothing is made under another name.
+        program.shell().env("TRACE_ENABLE", "1").env("TRACE_DIR", folder).ok("./prog 20");
+    }
+    assert_eq!(made(), before);
+}
+
+#[test]
+fn a_long_list_of_threads_is_taken_whole_or_refused() {
+    let program = Program::c(CALLS).build(Hooks::Ours);
+    let list = |count| "other,".repeat(count) + "prog";
+    let by_run = |list: &str| {
+        program
+            .shell()
+            .run(&format!("exec callsight run --format json --threads {list} -- ./prog 20"))
+    };
+    let ran = by_run(&list(600));
+    assert_eq!((ran.code, events(&ran)), (0, 40), "{ran}");
+    let ran = by_run(&list(700));
+    assert_eq!(ran.code, 2, "{ran}");
+    assert!(
+        ran.stderr.contains("the list has 4204 bytes, and a traced program takes 4095"),
+        "{ran}"
+    );
+}
+
+#[test]
+fn a_run_without_a_capture_says_what_its_folder_shows() {
+    let program = Program::c(CALLS).build(Hooks::Ours);
+    let moved = "sh -c './prog 20; mv traces elsewhere'";
+    let ran = program.shell().run(&format!("exec callsight run --no-check -- {moved}"));
+    assert_eq!(ran.code, 2, "{ran}");
+    assert!(ran.stderr.contains("not there any more: it was removed or renamed"), "{ran}");
+    // More than any disk has.
+    let shell = || program.shell().env("TRACE_MIN_FREE_MB", "1000000000");
+    let ran = shell().env("TRACE_MODE", "summary").run("exec callsight run -- ./prog 20");
+    assert_eq!(ran.code, 2, "{ran}");
+    assert!(ran.stderr.contains("TRACE_MIN_FREE_MB leaves 1000000000 to others"), "{ran}");
+    // In files there is room for the word itself.
+    let ran = shell().run("exec callsight run -- ./prog 20");
+    assert_eq!(ran.code, 0, "{ran}");
+    assert!(ran.stderr.contains("for their first file are in no count"), "{ran}");
+}

@@ -26,6 +26,11 @@ pub const FILE_HEADER_MAPPED_BYTES: usize = 96;
 /// nothing measurable and waste more in programs of many short threads.
 pub const FILE_WINDOW_BYTES: usize = 16 << 10;
 
+/// Longest absolute path of the folder that a traced program makes its files in.
+pub const FILE_FOLDER_MAX_BYTES: usize = 511;
+/// Longest list of the names of threads that a traced program selects.
+pub const THREAD_NAMES_MAX_BYTES: usize = 4095;
+
 /// Flag: `ts` is in clock ticks; without it in nanoseconds.
 pub const FLAG_TICKS: u32 = 1;
 /// Flag: earlier segments were rotated away.

@@ -312,6 +312,8 @@ fn rust_constants() -> BTreeMap<String, u64> {
         FILE_HEADER_V1_BYTES,
         FILE_HEADER_MAPPED_BYTES,
         FILE_WINDOW_BYTES,
+        FILE_FOLDER_MAX_BYTES,
+        THREAD_NAMES_MAX_BYTES,
         PROCESS_AGAIN,
         FLAG_TICKS,
         FLAG_WRAPPED,

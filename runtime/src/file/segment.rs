@@ -32,7 +32,7 @@ pub(super) const NO_SEGMENT: Segment =
 impl Segment {
     pub(super) fn path(&self) -> Text<640> {
         let mut path = Text::new();
-        path.push(config::get().directory.as_bytes()).push(b"/trace.");
+        path.push_text(&config::get().directory).push(b"/trace.");
         path.push_number(u64::from(process::identity().pid)).push(b".");
         path.push_number(u64::from(self.opener_tid)).push(b".");
         path.push_number(u64::from(self.seq)).push(b".bin");

@@ -436,9 +436,9 @@ pub fn has_space(file: &Fd, step: usize) -> bool {
 pub fn make_directories() {
     let directory = config::get().directory.as_bytes();
     let mut path = Text::<520>::new();
-    path.push(directory);
+    path.push_text(&config::get().directory);
     // What is missing is the last part, if any, in all but the first run.
-    if path.terminated().is_some_and(|whole| sys::make_directory(whole) != Err(sys::ENOENT)) {
+    if path.terminated().is_none_or(|whole| sys::make_directory(whole) != Err(sys::ENOENT)) {
         return;
     }
     path.clear();

@@ -305,7 +305,7 @@ impl Sheet {
 
     fn path(&self) -> Text<640> {
         let mut path = Text::new();
-        path.push(config::get().directory.as_bytes()).push(b"/trace.summary.");
+        path.push_text(&config::get().directory).push(b"/trace.summary.");
         path.push_number(u64::from(process::identity().pid)).push(b".");
         path.push_number(u64::from(self.tid));
         if self.again > 0 {
