@@ -9,7 +9,7 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use crate::modules::{Finder, Module, ModuleKey, Source};
-use crate::space::{AddressSpace, Hit};
+use crate::space::AddressSpace;
 use crate::survey::Process;
 
 /// Start and end of each function of a file, in order.
@@ -72,10 +72,7 @@ impl<'s> CodeMap<'s> {
     }
 
     fn look_up(&self, site: u64) -> Option<u64> {
-        let (true, Hit::Always(index)) = (self.process.modules_known, self.space().find(site))
-        else {
-            return None;
-        };
+        let index = self.space().only(site).filter(|_| self.process.modules_known)?;
         let mapping = &self.space().mappings()[index];
         let ranges = self.files.of(&Module::of(mapping, self.process)?);
         // A call may be the last instruction of its function.

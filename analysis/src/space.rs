@@ -111,6 +111,12 @@ impl AddressSpace {
         }
     }
 
+    /// The one mapping that ever held `address`, where others never did.
+    pub fn only(&self, address: u64) -> Option<usize> {
+        let mut holders = self.holders(address);
+        holders.next().filter(|_| holders.next().is_none())
+    }
+
     /// The mapping that held `address` at `ts`.
     pub fn at(&self, address: u64, ts: u64) -> Option<usize> {
         self.holders(address).find(|index| {

@@ -180,6 +180,7 @@ impl Args {
             return Ok((captures_in(sinks.folder()).unwrap_or_default(), None));
         };
         let (dir, claim) = self.own_folder(wanted)?;
+        room::check_lengths(Some(&dir), None)?;
         if !self.keep {
             remove_captures(&dir)?;
         }

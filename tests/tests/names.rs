@@ -1,7 +1,7 @@
 //! Whose calls they were: load addresses, shared libraries, plugins, inlining, C++ names, and
 //! binaries that are no longer what was traced.
 
-use callsight_tests::{Hooks, Program, Report, runtime_object, streamed};
+use callsight_tests::{Built, Hooks, Program, Report, runtime_object, streamed};
 
 const EXE: &str = r#"
     #include <stdio.h>
@@ -82,6 +82,15 @@ fn an_executable_without_hooks_of_its_own_serves_its_library() {
     report.clean();
 }
 
+/// Two of one size: `alpha` in the one, `beta` in the other, each called by its `plugin_run`.
+fn make_plugins(beside: &Built) {
+    beside.shell().ok(
+        "echo 'static int alpha(int x) { return x; } int plugin_run(int x) { return alpha(x); }' > pa.c
+         echo 'static int beta(int x) { return -x; } int plugin_run(int x) { return beta(x); }' > pb.c
+         for p in pa pb; do gcc -g -finstrument-functions -fPIC -shared $p.c -o $p.so; done",
+    );
+}
+
 #[test]
 fn plugins_that_take_turns_at_one_address_keep_their_calls() {
     let program = Program::c(
@@ -102,11 +111,7 @@ fn plugins_that_take_turns_at_one_address_keep_their_calls() {
     )
     .flags(&["-ldl"]);
     let traced = program.build(Hooks::Ours);
-    traced.shell().ok(
-        "echo 'static int alpha(int x) { return x; } int plugin_run(int x) { return alpha(x); }' > pa.c
-         echo 'static int beta(int x) { return -x; } int plugin_run(int x) { return beta(x); }' > pb.c
-         for p in pa pb; do gcc -g -finstrument-functions -fPIC -shared $p.c -o $p.so; done",
-    );
+    make_plugins(&traced);
     let (ran, report) = traced.traced("");
     assert_eq!(ran.stdout, "45 -190 10\n");
     assert_eq!((report.calls_of("alpha"), report.calls_of("beta")), (15, 20));
@@ -132,11 +137,7 @@ fn calls_of_a_plugin_that_was_never_noticed_have_no_names_of_another() {
     )
     .flags(&["-ldl"]);
     let traced = program.build(Hooks::Ours);
-    traced.shell().ok(
-        "echo 'static int alpha(int x) { return x; } int plugin_run(int x) { return alpha(x); }' > pa.c
-         echo 'static int beta(int x) { return -x; } int plugin_run(int x) { return beta(x); }' > pb.c
-         for p in pa pb; do gcc -g -finstrument-functions -fPIC -shared $p.c -o $p.so; done",
-    );
+    make_plugins(&traced);
     let (_, report) = traced.traced("");
     assert_eq!(report.calls_of("alpha"), 10, "{:#?}", report.rows());
     assert_eq!(report.calls()["plugin_run"], [10]);
@@ -177,7 +178,7 @@ fn a_plugin_that_stays_open_has_names_whether_the_kernel_tells_of_changes_or_not
             if (early && forbid(SECCOMP_RET_ERRNO | 25)) return 3;
             int s = leaf(0);
             if (late && forbid(SECCOMP_RET_KILL_PROCESS)) return 3;
-            void *plugin = dlopen("./plugin.so", RTLD_NOW);
+            void *plugin = dlopen("./pa.so", RTLD_NOW);
             int (*run)(int) = (int (*)(int))dlsym(plugin, "plugin_run");
             for (int i = 0; i < 10; i++) s += run(i);
             printf("%d\n", s);
@@ -185,10 +186,7 @@ fn a_plugin_that_stays_open_has_names_whether_the_kernel_tells_of_changes_or_not
     )
     .flags(&["-ldl"]);
     let traced = program.build(Hooks::Ours);
-    traced.shell().ok(
-        "echo 'static int alpha(int x) { return x; } int plugin_run(int x) { return alpha(x); }' > p.c
-         gcc -g -finstrument-functions -fPIC -shared p.c -o plugin.so",
-    );
+    make_plugins(&traced);
     for kernel in ["answers", "refused", "killed"] {
         let (ran, report) = traced.traced(kernel);
         assert_eq!(ran.stdout, "46\n", "{kernel}");

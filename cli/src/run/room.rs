@@ -56,6 +56,9 @@ pub fn shortage(folder: &Path) -> Option<String> {
     let least = min_free_mb.saturating_mul(1 << 20).saturating_add(FIRST_FILE_BYTES);
     (free < least).then(|| {
         let free = free as f64 / f64::from(1 << 20);
+        if min_free_mb == 0 {
+            return format!("its disk has {free:.1} MiB free");
+        }
         format!("its disk has {free:.1} MiB free, of which TRACE_MIN_FREE_MB leaves {min_free_mb} to others")
     })
 }

@@ -6,6 +6,7 @@
 
 mod chunks;
 mod directory;
+mod event_file;
 mod events;
 mod final_chunk;
 mod guard;

@@ -19,7 +19,7 @@ use super::final_chunk::FinalChunk;
 use super::guard::Contents;
 use super::position::{self, Position, PositionFile};
 use super::segment::Segment;
-use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture, events, writers};
+use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture, event_file, writers};
 use crate::session::{Earlier, Had, Numbers, Part, RingId, WriterPart, ring_of};
 use crate::stream::{Sender, StreamEnd, StreamId, inflate};
 use crate::{Amount, Ending, Sink};
@@ -132,7 +132,7 @@ impl CaptureDir {
         for earlier in there.into_iter().filter(|earlier| *earlier <= seq) {
             let file = self.open_segment(id, earlier).ok()?;
             bytes = file.metadata().ok()?.len();
-            records += events::records_in(&file, bytes)?;
+            records += event_file::records_in(&file, bytes)?;
         }
         let Part { came, again, .. } = position.part;
         let mut lost = position.lost;
