@@ -5,8 +5,8 @@ use rustc_hash::FxHashMap;
 
 use crate::space::{AddressSpace, Mapping, ModuleEvent};
 
-/// Changes of modules that are followed in one process. Repeated notes are no changes.
-const MOST_CHANGES: usize = 1 << 16;
+/// Notes of modules that are kept of one process at a time; half as many changes are followed.
+const MOST_NOTES: usize = 1 << 16;
 
 /// What was said of modules, by process.
 #[derive(Default)]
@@ -14,8 +14,6 @@ pub struct ModuleNotes {
     by_process: Vec<Vec<(u64, ModuleEvent)>>,
     /// Of threads that had not said whose they are.
     orphans: Vec<(u64, ModuleEvent)>,
-    /// What was last said of the module at an address: each segment says all of them again.
-    told: FxHashMap<(usize, u64), Mapping>,
     /// Changes beyond those that are followed.
     pub ignored: u64,
 }
@@ -46,31 +44,19 @@ impl ModuleNotes {
     }
 
     fn add(&mut self, process: Option<usize>, ts: u64, event: ModuleEvent) {
-        if process.is_some_and(|process| self.is_repeated(process, &event)) {
-            return;
-        }
         let events = match process {
             Some(process) => &mut self.by_process[process],
             None => &mut self.orphans,
         };
-        if events.len() >= MOST_CHANGES {
-            self.ignored += 1;
-            return;
+        if events.len() == MOST_NOTES {
+            leave_out_repeated(events);
+            if events.len() > MOST_NOTES / 2 {
+                // These changes are all that is followed.
+                self.ignored += (events.len() - MOST_NOTES / 2) as u64;
+                events.truncate(MOST_NOTES / 2);
+            }
         }
         events.push((ts, event));
-    }
-
-    fn is_repeated(&mut self, process: usize, event: &ModuleEvent) -> bool {
-        match event {
-            ModuleEvent::Loaded(mapping) => {
-                let before = self.told.insert((process, mapping.base), mapping.clone());
-                before.as_ref() == Some(mapping)
-            }
-            ModuleEvent::Gone { base, .. } => {
-                self.told.remove(&(process, *base));
-                false
-            }
-        }
     }
 
     /// The address space of each process, and last that of whoever did not say whose it is.
@@ -82,6 +68,22 @@ impl ModuleNotes {
         self.by_process.push(self.orphans);
         self.by_process.into_iter().map(AddressSpace::build)
     }
+}
+
+/// Leaves out notes that say again what was known by then: each segment says all modules. Files tell them in
+/// no order of time: what is said again there may be a change between two others.
+fn leave_out_repeated(events: &mut Vec<(u64, ModuleEvent)>) {
+    events.sort_by_key(|(ts, _)| *ts);
+    let mut known: FxHashMap<u64, Mapping> = FxHashMap::default();
+    events.retain(|(_, event)| match event {
+        ModuleEvent::Loaded(mapping) => {
+            known.insert(mapping.base, mapping.clone()).as_ref() != Some(mapping)
+        }
+        ModuleEvent::Gone { base, .. } => {
+            known.remove(base);
+            true
+        }
+    });
 }
 
 /// A path as it is: `/proc/self/maps` writes a newline as `\012`, and nothing else in such a way.
@@ -98,7 +100,40 @@ fn unescaped(path: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::unescaped;
+    use super::*;
+
+    #[test]
+    fn a_note_that_a_later_place_in_the_file_makes_a_change_is_one() {
+        let load = |ts| (ts, ModuleEvent::Loaded(Mapping::new(1000, 1100, 1000, b"", b"plugin")));
+        let gone = |ts| (ts, ModuleEvent::Gone { base: 1000, end: 1100 });
+        let mut notes = ModuleNotes::default();
+        notes.add_process();
+        // The third stands in a window that another thread had begun before.
+        for (ts, event) in [load(10), load(30), gone(20)] {
+            notes.add(Some(0), ts, event);
+        }
+        let spaces: Vec<_> = notes.finish().collect();
+        let named = [15, 20, 25, 40].map(|ts| spaces[0].at(1050, ts).is_some());
+        assert_eq!(named, [true; 4]);
+    }
+
+    #[test]
+    fn what_every_segment_says_again_is_left_out_where_there_is_much_of_it() {
+        let mut notes = ModuleNotes::default();
+        notes.add_process();
+        let mapping = Mapping::new(1000, 1100, 1000, b"", b"program");
+        for ts in 0..3 * MOST_NOTES as u64 {
+            notes.add(Some(0), ts, ModuleEvent::Loaded(mapping.clone()));
+            assert!(notes.by_process[0].len() <= MOST_NOTES);
+        }
+        assert_eq!(notes.ignored, 0);
+        for ts in 0..MOST_NOTES as u64 {
+            let base = 1000 * (ts + 2);
+            let other = Mapping::new(base, base + 10, base, b"", b"plugin");
+            notes.add(Some(0), ts, ModuleEvent::Loaded(other));
+        }
+        assert!(notes.ignored > 0 && notes.by_process[0].len() <= MOST_NOTES);
+    }
 
     #[test]
     fn a_newline_in_a_path_is_a_newline_again() {

@@ -46,6 +46,11 @@ impl Lock {
         Held(self)
     }
 
+    /// Takes the lock where nobody has it.
+    pub fn try_take(&self) -> Option<Held<'_>> {
+        self.0.compare_exchange(false, true, Acquire, Relaxed).ok().map(|_| Held(self))
+    }
+
     /// In a forked child: whoever held it lives on in the parent only.
     pub fn reset(&self) {
         self.0.store(false, Relaxed);

@@ -42,7 +42,7 @@ const CWD: u64 = -100i64 as u64;
 
 /// The calls with those arguments that a filter may look at: no pointers.
 #[rustfmt::skip]
-const CALLS: [(u32, usize, [u64; 3]); 35] = [
+const CALLS: [(u32, usize, [u64; 3]); 36] = [
     (BEGIN, nr::GETPID, [0; 3]),
     (PARENT, nr::GETPPID, [0; 3]),
     (PARENT, nr::GET_ROBUST_LIST, [0; 3]),
@@ -54,6 +54,7 @@ const CALLS: [(u32, usize, [u64; 3]); 35] = [
     (LOOK, nr::READLINKAT, [CWD, 0, 0]),
     (LOOK | MAKE, nr::READ, [3, 0, 4096]),
     (LOOK | MAKE, nr::CLOSE, [3, 0, 0]),
+    (LOOK, nr::PROCESS_VM_READV, [1, 0, 1]),
     (QUERY, nr::IOCTL, [3, PROCMAP_QUERY as u64, 0]),
     (MAKE, nr::OPENAT, [CWD, 0, 0o2000002]),
     (MAKE, nr::OPENAT, [CWD, 0, 0o2000302]),

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering::*};
 
 use crate::bytes::{self, Lock, Shared};
 use crate::proc_fs::{self, Mapping};
-use crate::sys::SignalsBlocked;
+use crate::sys::{self, SignalsBlocked};
 
 /// Most modules told apart; a program with more gets no names for the rest.
 const MODULES: usize = 512;
@@ -26,8 +26,8 @@ pub struct Module {
     pub size: usize,
     /// Run-time address minus the address in the ELF file.
     pub bias: usize,
-    /// The build-id's bytes, in `build_id_bytes` of memory at this address; 0 for none.
-    build_id: usize,
+    /// Its first `build_id_bytes` are the build-id: a copy, as the module may go at any time.
+    build_id: [u8; BUILD_ID_BYTES],
     build_id_bytes: usize,
     /// Tells another file at the same addresses apart.
     identity: u64,
@@ -37,12 +37,7 @@ pub struct Module {
 impl Module {
     /// GNU build-id, empty where there is none.
     pub fn build_id(&self) -> &[u8] {
-        if self.build_id == 0 {
-            return &[];
-        }
-        // SAFETY: `find_build_id` checked that it lies in a readable mapping of this module, and
-        // callers use a module while it is being reported, under the lock.
-        unsafe { core::slice::from_raw_parts(self.build_id as *const u8, self.build_id_bytes) }
+        self.build_id.get(..self.build_id_bytes).unwrap_or(&[])
     }
 }
 
@@ -52,8 +47,15 @@ struct Table {
     path: [u8; PATH_BYTES],
 }
 
-const NO_MODULE: Module =
-    Module { base: 0, size: 0, bias: 0, build_id: 0, build_id_bytes: 0, identity: 0, seen: false };
+const NO_MODULE: Module = Module {
+    base: 0,
+    size: 0,
+    bias: 0,
+    build_id: [0; BUILD_ID_BYTES],
+    build_id_bytes: 0,
+    identity: 0,
+    seen: false,
+};
 
 static TABLE: Shared<Table> =
     Shared::new(Table { modules: [NO_MODULE; MODULES], count: 0, path: [0; PATH_BYTES] });
@@ -82,12 +84,28 @@ pub fn are_unreadable() -> bool {
 /// Compares the map with the last scan; `tell` hears of each change. With `all` every module is
 /// told as loaded, for a new file or process. Gives the first module, which is the executable
 /// for all but exotic layouts.
-pub fn scan(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
+pub fn scan(all: bool, tell: impl FnMut(Change)) -> Option<Module> {
     let _blocked = SignalsBlocked::new();
     let _lock = LOCK.take();
     if !all && !proc_fs::may_have_changed() {
         return None;
     }
+    scan_all(all, tell)
+}
+
+/// The same with `all`, for who has the lock of the file sink: whoever scans stores what it tells, and may
+/// wait for that one. `false` where somebody scans just now.
+pub fn scan_unless_busy(tell: impl FnMut(Change)) -> bool {
+    let _blocked = SignalsBlocked::new();
+    let lock = LOCK.try_take();
+    if lock.is_some() {
+        scan_all(true, tell);
+    }
+    lock.is_some()
+}
+
+/// The lock is held.
+fn scan_all(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
     // SAFETY: the lock is held.
     let table = unsafe { &mut *TABLE.get() };
     let Table { modules, count, path } = table;
@@ -155,8 +173,7 @@ impl Run {
         module.base = mapping.start;
         module.bias = mapping.start.wrapping_sub(mapping.offset as usize);
         if mapping.offset == 0 && mapping.readable {
-            // SAFETY: the kernel says that these addresses can be read.
-            unsafe { read_elf(&mut module, mapping.end) };
+            read_elf(&mut module, mapping.end);
         }
         // Build-id and path: another file at the same place has another identity.
         let name = module.build_id().iter().chain(mapping.path);
@@ -176,64 +193,70 @@ impl Run {
     }
 }
 
-/// Reads bias and build-id from the program headers at the start of a module.
-///
-/// # Safety
-/// `module.base..end` can be read.
-unsafe fn read_elf(module: &mut Module, end: usize) {
-    let base = module.base;
-    let fits = |at: usize, bytes: usize| at >= base && at.saturating_add(bytes) <= end;
-    // SAFETY: asked only for what `fits`.
-    let u32_at = |at: usize| unsafe { (at as *const u32).read_unaligned() };
-    // SAFETY: as above.
-    let u64_at = |at: usize| unsafe { (at as *const u64).read_unaligned() } as usize;
+/// Reads bias and build-id from the program headers at the start of a module, of which `base..end` could be
+/// read a moment ago.
+fn read_elf(module: &mut Module, end: usize) {
     const ELF64_HEADER_BYTES: usize = 64;
     const PROGRAM_HEADER_BYTES: usize = 56;
-    const PT_LOAD: u32 = 1;
-    const PT_NOTE: u32 = 4;
-    if !fits(base, ELF64_HEADER_BYTES) || u32_at(base) != u32::from_ne_bytes(*b"\x7fELF") {
+    const PT_LOAD: usize = 1;
+    const PT_NOTE: usize = 4;
+    /// The start of most modules, with all of this in it.
+    static START: Shared<[u8; 4096]> = Shared::new([0; 4096]);
+    // SAFETY: the lock is held.
+    let start = unsafe { &mut *START.get() };
+    let most = start.len().min(end - module.base);
+    let there = sys::copy_mapped(module.base, start.get_mut(..most).unwrap_or(&mut []));
+    let start = start.get(..there).unwrap_or(&[]);
+    if !bytes::starts_with(start, b"\x7fELF") || start.len() < ELF64_HEADER_BYTES {
         return;
     }
-    let headers = base.wrapping_add(u64_at(base + 32));
-    let count = (u32_at(base + 56) & 0xffff) as usize;
-    if !fits(headers, count * PROGRAM_HEADER_BYTES) {
-        return;
-    }
-    for header in (0..count).map(|index| headers + index * PROGRAM_HEADER_BYTES) {
-        let (offset, address) = (u64_at(header + 8), u64_at(header + 16));
-        if u32_at(header) == PT_LOAD && offset < crate::arch::PAGE_BYTES {
-            module.bias = base.wrapping_sub(address - offset);
+    let (first, count) = (word(start, 32, 8), word(start, 56, 2));
+    let headers = (0..count).map(|index| first.wrapping_add(index * PROGRAM_HEADER_BYTES));
+    let headers = headers.filter_map(|at| start.get(at..at.checked_add(PROGRAM_HEADER_BYTES)?));
+    for header in headers.clone().filter(|header| word(header, 0, 4) == PT_LOAD) {
+        let (offset, address) = (word(header, 8, 8), word(header, 16, 8));
+        if offset < crate::arch::PAGE_BYTES {
+            module.bias = module.base.wrapping_sub(address.wrapping_sub(offset));
         }
     }
-    for header in (0..count).map(|index| headers + index * PROGRAM_HEADER_BYTES) {
-        let (address, bytes) = (u64_at(header + 16), u64_at(header + 32));
-        let start = module.bias.wrapping_add(address);
-        if u32_at(header) == PT_NOTE && fits(start, bytes) {
-            // SAFETY: the notes fit into the readable mapping.
-            unsafe { find_build_id(module, start, start + bytes) };
+    for header in headers.filter(|header| word(header, 0, 4) == PT_NOTE) {
+        let at = module.bias.wrapping_add(word(header, 16, 8)).wrapping_sub(module.base);
+        let notes = at..at.wrapping_add(word(header, 32, 8));
+        if let Some(notes) = start.get(notes.clone()) {
+            find_build_id(module, notes);
+        } else if notes.start < notes.end && notes.end <= end - module.base {
+            let mut copy = [0; 256];
+            let most = copy.len().min(notes.end - notes.start);
+            let copy = copy.get_mut(..most).unwrap_or(&mut []);
+            let there = sys::copy_mapped(module.base + notes.start, copy);
+            find_build_id(module, copy.get(..there).unwrap_or(&[]));
         }
     }
 }
 
-/// # Safety
-/// `at..end` can be read.
-unsafe fn find_build_id(module: &mut Module, mut at: usize, end: usize) {
-    const NT_GNU_BUILD_ID: u32 = 3;
+/// A number of `size` bytes at `at`; 0 where it is not whole.
+fn word(bytes: &[u8], at: usize, size: usize) -> usize {
+    let mut raw = [0; 8];
+    let found = at.checked_add(size).and_then(|end| bytes.get(at..end)).unwrap_or(&[]);
+    bytes::copy(&mut raw, found);
+    usize::from_le_bytes(raw)
+}
+
+fn find_build_id(module: &mut Module, mut notes: &[u8]) {
+    const NT_GNU_BUILD_ID: usize = 3;
     const NOTE_HEADER_BYTES: usize = 12;
-    // SAFETY: the loop stays below `end`.
-    let word = |at: usize| unsafe { (at as *const u32).read_unaligned() };
-    while at + NOTE_HEADER_BYTES <= end {
-        let (name_bytes, bytes) = (word(at) as usize, word(at + 4) as usize);
-        let name = at + NOTE_HEADER_BYTES;
-        let value = name.saturating_add(name_bytes.next_multiple_of(4));
-        if value.saturating_add(bytes) > end {
+    while notes.len() >= NOTE_HEADER_BYTES {
+        let (name_bytes, value_bytes) = (word(notes, 0, 4), word(notes, 4, 4));
+        let value = NOTE_HEADER_BYTES + name_bytes.next_multiple_of(4);
+        let behind = value.saturating_add(value_bytes.next_multiple_of(4));
+        let name = notes.get(NOTE_HEADER_BYTES..NOTE_HEADER_BYTES + 4);
+        let is_gnu = name_bytes == 4 && name.is_some_and(|name| bytes::same(name, b"GNU\0"));
+        if word(notes, 8, 4) == NT_GNU_BUILD_ID && is_gnu && value_bytes <= BUILD_ID_BYTES {
+            if let Some(value) = notes.get(value..value + value_bytes) {
+                module.build_id_bytes = bytes::copy(&mut module.build_id, value);
+            }
             return;
         }
-        let is_gnu = name_bytes == 4 && word(name) == u32::from_ne_bytes(*b"GNU\0");
-        if word(at + 8) == NT_GNU_BUILD_ID && is_gnu && bytes <= BUILD_ID_BYTES {
-            (module.build_id, module.build_id_bytes) = (value, bytes);
-            return;
-        }
-        at = value.saturating_add(bytes.next_multiple_of(4));
+        notes = notes.get(behind..).unwrap_or(&[]);
     }
 }

@@ -109,10 +109,30 @@ pub fn modules(all: bool, put: Put) -> bool {
         fitted = fitted && tell(&change, put);
     });
     if modules::are_unreadable() {
-        return stop(StopReason::NoModules, b"/proc/self/maps cannot be read", put);
+        return stop(StopReason::NoModules, MAPS_UNREADABLE, put);
     }
     fitted
 }
+
+/// All modules, at the head of a segment; where somebody else is about to tell some, the next hook that can
+/// tells all. `false` when not all fit.
+pub fn modules_at_head(put: Put) -> bool {
+    if filter::forbids(filter::LOOK) {
+        return kept_modules(put);
+    }
+    let mut fitted = true;
+    let told = modules::scan_unless_busy(|change| {
+        fitted = fitted && tell(&change, put);
+    });
+    if !told {
+        process::give_back_duty_to_tell_modules();
+    } else if modules::are_unreadable() {
+        return stop(StopReason::NoModules, MAPS_UNREADABLE, put);
+    }
+    fitted
+}
+
+const MAPS_UNREADABLE: &[u8] = b"/proc/self/maps cannot be read";
 
 /// Notes of the modules, each behind its length, for when `/proc` may not be looked at any more. The
 /// modules themselves may be gone by then.

@@ -16,15 +16,8 @@ static CHUNK: Shared<[u8; 4096]> = Shared::new([0; 4096]);
 /// Cuts the file at `path` at each `end` byte and gives the pieces, without it, to `each`.
 ///
 /// Whether the file could be read. Not reentrant: callers hold the module lock or initialise.
-fn each_item(path: &[u8], end: u8, each: impl FnMut(&[u8])) -> bool {
-    let file = Fd::open(path, O_RDONLY, 0);
-    file.is_ok_and(|file| {
-        each_item_of(&file, end, each);
-        true
-    })
-}
-
-fn each_item_of(file: &Fd, end: u8, mut each: impl FnMut(&[u8])) {
+fn each_item(path: &[u8], end: u8, mut each: impl FnMut(&[u8])) -> bool {
+    let Ok(file) = Fd::open(path, O_RDONLY, 0) else { return false };
     // SAFETY: see the note on reentrancy.
     let (item, chunk) = unsafe { (&mut *ITEM.get(), &mut *CHUNK.get()) };
     let mut len = 0;
@@ -50,6 +43,7 @@ fn each_item_of(file: &Fd, end: u8, mut each: impl FnMut(&[u8])) {
     if let (1.., Some(rest)) = (len, item.get(..len)) {
         each(rest);
     }
+    true
 }
 
 /// Gives each variable of the environment the process was started with.
@@ -179,8 +173,17 @@ pub struct Mapping<'a> {
     pub executable: bool,
     /// Offset in the file, in bytes.
     pub offset: u64,
+    /// Major and minor number of the file's device, and its inode.
+    file: [u64; 3],
     /// Path as the kernel shows it.
     pub path: &'a [u8],
+}
+
+impl Mapping<'_> {
+    fn place(&self) -> Place {
+        let [major, minor, inode] = self.file;
+        [self.start as u64, self.end as u64, self.offset, major, minor, inode]
+    }
 }
 
 /// Longest `/proc/self/maps` that is kept.
@@ -193,7 +196,7 @@ static KEPT_FOR: AtomicU32 = AtomicU32::new(0);
 /// Reads the mappings once for the next two that ask, as a process does at its first hook: the
 /// kernel takes 20 to 50 µs to write them down. For the thread that initialises the process.
 pub fn keep_mappings() {
-    let Some(file) = open_mappings() else { return };
+    let Ok(file) = Fd::open(MAPS, O_RDONLY, 0) else { return };
     // SAFETY: see the note on reentrancy.
     let len = file.read_all(unsafe { &mut *KEPT.get() });
     KEPT_LEN.store(len, Relaxed);
@@ -202,36 +205,34 @@ pub fn keep_mappings() {
 
 /// Gives each mapping of a file, in order of address. Whether the kernel told.
 pub fn each_mapping(mut each: impl FnMut(&Mapping)) -> bool {
+    let mut number = bytes::HASH_START;
+    let mut give = |mapping: &Mapping| {
+        if mapping.executable {
+            number = hash_program(number, mapping.place());
+        }
+        each(mapping);
+    };
     let readers = KEPT_FOR.load(Relaxed);
-    if readers > 0 {
+    let is_read = if readers > 0 {
         KEPT_FOR.store(readers - 1, Relaxed);
         // SAFETY: see the note on reentrancy.
         let kept = unsafe { &*KEPT.get() }.get(..KEPT_LEN.load(Relaxed)).unwrap_or(&[]);
-        kept.split(|&byte| byte == b'\n').filter_map(parse_mapping).for_each(|at| each(&at));
-        return true;
-    }
-    let file = open_mappings();
-    file.is_some_and(|file| {
-        each_item_of(&file, b'\n', |line| {
-            if let Some(mapping) = parse_mapping(line) {
-                each(&mapping);
-            }
-        });
+        kept.split(|&byte| byte == b'\n').filter_map(parse_mapping).for_each(|at| give(&at));
         true
-    })
+    } else {
+        each_item(MAPS, b'\n', |line| {
+            if let Some(mapping) = parse_mapping(line) {
+                give(&mapping);
+            }
+        })
+    };
+    GIVEN.store(if is_read { number } else { 0 }, Relaxed);
+    is_read
 }
 
 const MAPS: &[u8] = b"/proc/self/maps\0";
 
-/// Opens the mappings to be given to somebody.
-fn open_mappings() -> Option<Fd> {
-    let file = Fd::open(MAPS, O_RDONLY, 0).ok()?;
-    // Before: what is mapped meanwhile may be missing in what is read.
-    GIVEN.store(programs_mapped(&file).unwrap_or(0), Relaxed);
-    Some(file)
-}
-
-/// [`programs_mapped`] when mappings were last given to somebody; 0 where it is not known.
+/// [`programs_mapped`] of the mappings that were last given to somebody; 0 where it is not known.
 static GIVEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether other files may be mapped for execution than [`each_mapping`] has last given. To ask takes a
@@ -265,8 +266,8 @@ struct MappingQuery {
 pub const PROCMAP_QUERY: usize = 3 << 30 | size_of::<MappingQuery>() << 16 | 0x66 << 8 | 17;
 const _: () = assert!(PROCMAP_QUERY == 0xc068_6611);
 
-/// A number for the mappings of files that may be executed: as good as never the same for others. `None`
-/// where the kernel is too old to be asked, or may not be.
+/// A number for the mappings of files that may be executed, as [`hash_program`] makes it of each: as good as
+/// never the same for others. `None` where the kernel is too old to be asked, or may not be.
 fn programs_mapped(maps: &Fd) -> Option<u64> {
     /// Of the next mapping from the address on: executable, and of a file.
     const NEXT_PROGRAM: u64 = 0x4 | 0x10 | 0x20;
@@ -285,10 +286,16 @@ fn programs_mapped(maps: &Fd) -> Option<u64> {
             Err(_) => return None,
         }
         let [major, minor] = query.device.map(u64::from);
-        for word in [query.start, query.end, query.offset, query.inode, major, minor] {
-            number = word.to_le_bytes().into_iter().fold(number, bytes::hash);
-        }
+        let MappingQuery { start, end, offset, inode, .. } = query;
+        number = hash_program(number, [start, end, offset, major, minor, inode]);
     }
+}
+
+/// What tells a mapping from others: its addresses, its offset in the file, and the file.
+type Place = [u64; 6];
+
+fn hash_program(number: u64, place: Place) -> u64 {
+    place.into_iter().flat_map(u64::to_le_bytes).fold(number, bytes::hash)
 }
 
 fn parse_mapping(line: &[u8]) -> Option<Mapping<'_>> {
@@ -302,6 +309,11 @@ fn parse_mapping(line: &[u8]) -> Option<Mapping<'_>> {
         readable: rights.first() == Some(&b'r'),
         executable: rights.get(2) == Some(&b'x'),
         offset: hex(fields.next()?)?,
+        file: {
+            let mut device = fields.next()?.split(|&byte| byte == b':');
+            let (major, minor) = (hex(device.next()?)?, hex(device.next()?)?);
+            [major, minor, bytes::number(fields.next()?)?]
+        },
         path: line.get(path..)?,
     })
 }

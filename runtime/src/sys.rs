@@ -43,6 +43,8 @@ pub const EFBIG: isize = 27;
 /// See [`ENOENT`].
 pub const ENOSPC: isize = 28;
 /// See [`ENOENT`].
+pub const ENOSYS: isize = 38;
+/// See [`ENOENT`].
 pub const EOPNOTSUPP: isize = 95;
 
 /// A descriptor that is closed when it goes out of scope; none is kept across hooks, so that the
@@ -331,6 +333,23 @@ pub fn populate(at: usize, bytes: usize) {
     const MADV_POPULATE_WRITE: usize = 23;
     // SAFETY: changes no contents.
     unsafe { syscall6(nr::MADVISE, at, bytes, MADV_POPULATE_WRITE, 0, 0, 0) };
+}
+
+/// Copies memory of this process that another thread may unmap just now; how many bytes of it were there.
+pub fn copy_mapped(from: usize, to: &mut [u8]) -> usize {
+    let (local, remote) = ([to.as_mut_ptr() as usize, to.len()], [from, to.len()]);
+    let (local, remote) = (&raw const local as usize, &raw const remote as usize);
+    // SAFETY: the kernel writes at most all of `to`, and finds out what can be read.
+    let got = unsafe { syscall6(nr::PROCESS_VM_READV, getpid() as usize, local, 1, remote, 1, 0) };
+    match -got {
+        ENOSYS | EPERM => {
+            // Then nobody but the reader can find out.
+            // SAFETY: the kernel has just said that these addresses can be read.
+            unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+            to.len()
+        }
+        _ => got.max(0) as usize,
+    }
 }
 
 /// Lets a forked child find these pages zeroed (kernel 4.14). Whether the kernel can.

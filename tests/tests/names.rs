@@ -145,6 +145,44 @@ fn calls_of_a_plugin_that_was_never_noticed_have_no_names_of_another() {
     assert!(said.contains("2 functions of an unknown module have no name"), "{said}");
 }
 
+/// Each thread scans what is mapped when it closes a plugin, and whoever begins a segment does: neither waits
+/// for the other, nor reads what a third one unmaps.
+#[test]
+fn threads_that_open_and_close_plugins_while_segments_are_begun_neither_hang_nor_lose_names() {
+    let program = Program::c(
+        r#"
+        #include <dlfcn.h>
+        #include <pthread.h>
+        __attribute__((noinline)) static int leaf(int x) { __asm__ volatile(""); return x + 1; }
+        static void *work(void *unused) {
+            for (int i = 0; i < 40000; i++) {
+                leaf(i);
+                if (i % 2500 != 2499) continue;
+                void *plugin = dlopen("./pa.so", RTLD_NOW);
+                int (*run)(int) = (int (*)(int))dlsym(plugin, "plugin_run");
+                for (int k = 0; k < 20; k++) run(k);
+                dlclose(plugin);
+            }
+            return unused;
+        }
+        int main(void) {
+            pthread_t threads[8];
+            for (int i = 0; i < 8; i++) pthread_create(&threads[i], 0, work, 0);
+            for (int i = 0; i < 8; i++) pthread_join(threads[i], 0);
+            return 0; }"#,
+    )
+    .flags(&["-ldl", "-pthread"]);
+    let traced = program.build(Hooks::Ours);
+    make_plugins(&traced);
+    for round in 0..3 {
+        traced.tracing().env("TRACE_SEG_MB", "1").ok("timeout -s KILL 60 ./prog");
+        let report = traced.report();
+        let calls = ["leaf", "work", "alpha", "plugin_run"].map(|name| report.calls_of(name));
+        assert_eq!(calls, [320_000, 8, 2560, 2560], "round {round}: {:?}", report.notices());
+        report.clean();
+    }
+}
+
 /// At its end a process asks the kernel whether its last look at what is mapped still holds. Where it has
 /// no answer, or where a filter ends who asks, it looks once more.
 #[test]

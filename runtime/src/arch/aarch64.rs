@@ -174,6 +174,7 @@ pub mod nr {
     #![allow(missing_docs)]
     pub const GETCWD: usize = 17;
     pub const IOCTL: usize = 29;
+    pub const PROCESS_VM_READV: usize = 270;
     pub const MKDIRAT: usize = 34;
     pub const UNLINKAT: usize = 35;
     pub const LINKAT: usize = 37;

@@ -199,6 +199,7 @@ pub mod nr {
     pub const FTRUNCATE: usize = 77;
     pub const GETCWD: usize = 79;
     pub const IOCTL: usize = 16;
+    pub const PROCESS_VM_READV: usize = 310;
     pub const GETUID: usize = 102;
     pub const GETGID: usize = 104;
     pub const GETEUID: usize = 107;

@@ -337,7 +337,7 @@ impl State {
         let _ = before.is_none_or(|bytes| notes::segment(bytes, &mut put))
             && notes::process(notes::Again::Yes, &mut put)
             && process::tell_ring_trouble(&mut put)
-            && notes::modules(true, &mut put);
+            && notes::modules_at_head(&mut put);
         let at = self.current().map_or(0, |segment| segment.base + segment.next);
         let nothing = LossNote { cause: Cause::Io as u32, events: 0, first: 0, last: 0 };
         notes::loss(&nothing, &mut |func, site| self.put_in_head(tid, (func, site), &mut full));
