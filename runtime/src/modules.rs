@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicBool, Ordering::*};
 
 use crate::bytes::{self, Lock, Shared};
-use crate::proc_fs::{self, Mapping};
+use crate::proc_fs::{self, Mapping, Place};
 use crate::sys::{self, SignalsBlocked};
 
 /// Most modules told apart; a program with more gets no names for the rest.
@@ -35,6 +35,10 @@ pub struct Module {
 }
 
 impl Module {
+    fn overlaps(&self, other: &Module) -> bool {
+        self.base < other.base + other.size && other.base < self.base + self.size
+    }
+
     /// GNU build-id, empty where there is none.
     pub fn build_id(&self) -> &[u8] {
         self.build_id.get(..self.build_id_bytes).unwrap_or(&[])
@@ -112,7 +116,10 @@ fn scan_all(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
     for module in modules.iter_mut().take(*count) {
         module.seen = false;
     }
-    let mut run = Run { module: NO_MODULE, path_bytes: 0, executable: false };
+    // A process begins with one thread, which is here.
+    let others_may_unmap = *count > 0;
+    let mut missed = false;
+    let mut run = NO_RUN;
     let mut add = |run: &Run, path: &[u8]| {
         let path = path.get(..run.path_bytes).unwrap_or(&[]);
         if !run.executable {
@@ -127,7 +134,12 @@ fn scan_all(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
             if all {
                 tell(Change::Loaded(known, path));
             }
-        } else if let Some(place) = modules.get_mut(*count) {
+        } else if run.is_gone || others_may_unmap && !proc_fs::is_mapped(run.place) {
+            missed = true;
+        } else {
+            // First, since of two at one place the later one is there.
+            *count = forget(modules, *count, |module| !module.overlaps(&run.module), &mut tell);
+            let Some(place) = modules.get_mut(*count) else { return };
             *place = run.module;
             place.seen = true;
             *count += 1;
@@ -143,28 +155,49 @@ fn scan_all(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
     });
     add(&run, path);
     UNREADABLE.store(!read, Relaxed);
+    if missed {
+        proc_fs::look_again();
+    }
     if read {
-        let mut kept = 0;
-        for index in 0..*count {
-            let Some(module) = modules.get(index).copied() else { break };
-            if !module.seen {
-                tell(Change::Gone(&module));
-            } else if let Some(place) = modules.get_mut(kept) {
-                *place = module;
-                kept += 1;
-            }
-        }
-        *count = kept;
+        *count = forget(modules, *count, |_| false, &mut tell);
     }
     modules.first().filter(|_| *count > 0).copied()
+}
+
+/// Tells that those of the first `count` modules are gone that this scan has not seen, but for those that stay
+/// for now; how many are left.
+fn forget(
+    modules: &mut [Module; MODULES],
+    count: usize,
+    stays: impl Fn(&Module) -> bool,
+    tell: &mut impl FnMut(Change),
+) -> usize {
+    let mut kept = 0;
+    for index in 0..count {
+        let Some(module) = modules.get(index).copied() else { break };
+        if !module.seen && !stays(&module) {
+            tell(Change::Gone(&module));
+        } else if let Some(place) = modules.get_mut(kept) {
+            *place = module;
+            kept += 1;
+        }
+    }
+    kept
 }
 
 /// Neighbouring mappings of one file, as they are read.
 struct Run {
     module: Module,
+    /// Of the first mapping.
+    place: Place,
     path_bytes: usize,
     executable: bool,
+    /// Another thread has unmapped it since.
+    is_gone: bool,
 }
+
+const NO_RUN: Run =
+    Run { module: NO_MODULE, place: [0; 6], path_bytes: 0, executable: false, is_gone: false };
 
 impl Run {
     fn start(mapping: &Mapping, path: &mut [u8; PATH_BYTES]) -> Run {
@@ -172,13 +205,12 @@ impl Run {
         let mut module = NO_MODULE;
         module.base = mapping.start;
         module.bias = mapping.start.wrapping_sub(mapping.offset as usize);
-        if mapping.offset == 0 && mapping.readable {
-            read_elf(&mut module, mapping.end);
-        }
+        let is_there =
+            mapping.offset > 0 || !mapping.readable || read_elf(&mut module, mapping.end);
         // Build-id and path: another file at the same place has another identity.
         let name = module.build_id().iter().chain(mapping.path);
         module.identity = name.fold(bytes::HASH_START, |hash, &byte| bytes::hash(hash, byte));
-        Run { module, path_bytes, executable: false }
+        Run { module, place: mapping.place(), path_bytes, executable: false, is_gone: !is_there }
     }
 
     fn continues_with(&self, mapping: &Mapping, path: &[u8; PATH_BYTES]) -> bool {
@@ -194,8 +226,8 @@ impl Run {
 }
 
 /// Reads bias and build-id from the program headers at the start of a module, of which `base..end` could be
-/// read a moment ago.
-fn read_elf(module: &mut Module, end: usize) {
+/// read a moment ago; whether they still could.
+fn read_elf(module: &mut Module, end: usize) -> bool {
     const ELF64_HEADER_BYTES: usize = 64;
     const PROGRAM_HEADER_BYTES: usize = 56;
     const PT_LOAD: usize = 1;
@@ -208,7 +240,7 @@ fn read_elf(module: &mut Module, end: usize) {
     let there = sys::copy_mapped(module.base, start.get_mut(..most).unwrap_or(&mut []));
     let start = start.get(..there).unwrap_or(&[]);
     if !bytes::starts_with(start, b"\x7fELF") || start.len() < ELF64_HEADER_BYTES {
-        return;
+        return there > 0;
     }
     let (first, count) = (word(start, 32, 8), word(start, 56, 2));
     let headers = (0..count).map(|index| first.wrapping_add(index * PROGRAM_HEADER_BYTES));
@@ -229,9 +261,13 @@ fn read_elf(module: &mut Module, end: usize) {
             let most = copy.len().min(notes.end - notes.start);
             let copy = copy.get_mut(..most).unwrap_or(&mut []);
             let there = sys::copy_mapped(module.base + notes.start, copy);
+            if there == 0 {
+                return false;
+            }
             find_build_id(module, copy.get(..there).unwrap_or(&[]));
         }
     }
+    true
 }
 
 /// A number of `size` bytes at `at`; 0 where it is not whole.

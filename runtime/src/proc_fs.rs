@@ -180,7 +180,8 @@ pub struct Mapping<'a> {
 }
 
 impl Mapping<'_> {
-    fn place(&self) -> Place {
+    /// Where it is, and of what.
+    pub fn place(&self) -> Place {
         let [major, minor, inode] = self.file;
         [self.start as u64, self.end as u64, self.offset, major, minor, inode]
     }
@@ -266,33 +267,63 @@ struct MappingQuery {
 pub const PROCMAP_QUERY: usize = 3 << 30 | size_of::<MappingQuery>() << 16 | 0x66 << 8 | 17;
 const _: () = assert!(PROCMAP_QUERY == 0xc068_6611);
 
+/// Asks for the mapping at `address`, or from it on, of which `flags` are true.
+///
+/// # Errors
+/// errno: `ENOENT` where there is none, others where the kernel is too old to be asked, or may not be.
+fn ask(maps: &Fd, flags: u64, address: u64) -> Result<MappingQuery, isize> {
+    if filter::forbids(filter::QUERY) {
+        return Err(sys::EPERM);
+    }
+    let bytes = size_of::<MappingQuery>() as u64;
+    let mut query = MappingQuery { bytes, flags, address, ..MappingQuery::default() };
+    // SAFETY: the kernel reads and writes one such structure, and no name is asked for.
+    unsafe { maps.ask(PROCMAP_QUERY, &mut query) }?;
+    Ok(query)
+}
+
 /// A number for the mappings of files that may be executed, as [`hash_program`] makes it of each: as good as
 /// never the same for others. `None` where the kernel is too old to be asked, or may not be.
 fn programs_mapped(maps: &Fd) -> Option<u64> {
     /// Of the next mapping from the address on: executable, and of a file.
     const NEXT_PROGRAM: u64 = 0x4 | 0x10 | 0x20;
-    if filter::forbids(filter::QUERY) {
-        return None;
-    }
-    let mut number = bytes::HASH_START;
-    let mut query = MappingQuery::default();
+    let (mut number, mut address) = (bytes::HASH_START, 0);
     loop {
-        let (bytes, address) = (size_of::<MappingQuery>() as u64, query.end);
-        query = MappingQuery { bytes, flags: NEXT_PROGRAM, address, ..MappingQuery::default() };
-        // SAFETY: the kernel reads and writes one such structure, and no name is asked for.
-        match unsafe { maps.ask(PROCMAP_QUERY, &mut query) } {
-            Ok(()) => {}
+        let query = match ask(maps, NEXT_PROGRAM, address) {
+            Ok(query) => query,
             Err(sys::ENOENT) => return Some(number),
             Err(_) => return None,
-        }
+        };
+        address = query.end;
         let [major, minor] = query.device.map(u64::from);
         let MappingQuery { start, end, offset, inode, .. } = query;
         number = hash_program(number, [start, end, offset, major, minor, inode]);
     }
 }
 
-/// What tells a mapping from others: its addresses, its offset in the file, and the file.
-type Place = [u64; 6];
+/// What tells a mapping from others: start, end and offset in the file, major and minor number of its device,
+/// inode.
+pub type Place = [u64; 6];
+
+/// Whether a mapping that was read a moment ago is still there; where the kernel cannot be asked, yes.
+pub fn is_mapped(place: Place) -> bool {
+    const THIS_OF_A_FILE: u64 = 0x20;
+    let [start, _, offset, major, minor, inode] = place;
+    let Ok(maps) = Fd::open(MAPS, O_RDONLY, 0) else { return true };
+    match ask(&maps, THIS_OF_A_FILE, start) {
+        Ok(found) => {
+            let device = found.device.map(u64::from);
+            (found.start, found.offset, device, found.inode)
+                == (start, offset, [major, minor], inode)
+        }
+        Err(errno) => errno != sys::ENOENT,
+    }
+}
+
+/// The next [`may_have_changed`] says yes: not all of what was given was there any more.
+pub fn look_again() {
+    GIVEN.store(0, Relaxed);
+}
 
 fn hash_program(number: u64, place: Place) -> u64 {
     place.into_iter().flat_map(u64::to_le_bytes).fold(number, bytes::hash)

@@ -145,6 +145,48 @@ fn calls_of_a_plugin_that_was_never_noticed_have_no_names_of_another() {
     assert!(said.contains("2 functions of an unknown module have no name"), "{said}");
 }
 
+/// As where another thread closes one and has not told it yet: the one is gone and the other there in one look.
+#[test]
+fn a_plugin_that_came_to_the_place_of_one_that_went_unseen_has_its_names_from_the_next_look_on() {
+    let program = Program::c(
+        r#"
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #define PLAIN __attribute__((no_instrument_function))
+        typedef int run_fn(int);
+        PLAIN static void *opened(const char *path, int n) {
+            void *plugin = dlopen(path, RTLD_NOW);
+            run_fn *run = (run_fn *)dlsym(plugin, "plugin_run");
+            while (n--) run(n);
+            return plugin;
+        }
+        PLAIN static void look(void) { dlclose(dlopen("./pa.so", RTLD_NOW | RTLD_NOLOAD)); }
+        static int leaf(int x) { return x + 1; }
+        PLAIN int main(void) {
+            int (*unseen)(void *) = (int (*)(void *))dlsym(dlopen("libc.so.6", RTLD_NOW), "dlclose");
+            leaf(1);
+            void *plugin = opened("./pa.so", 10);
+            look();
+            unseen(plugin);
+            plugin = opened("./pb.so", 0);
+            dlclose(dlopen("./pb.so", RTLD_NOW));
+            run_fn *run = (run_fn *)dlsym(plugin, "plugin_run");
+            for (int i = 0; i < 30; i++) run(i);
+            return 0; }"#,
+    )
+    .flags(&["-ldl"]);
+    let traced = program.build(Hooks::Ours);
+    make_plugins(&traced);
+    let (_, report) = traced.traced("");
+    assert_eq!(
+        (report.calls_of("alpha"), report.calls_of("beta")),
+        (10, 30),
+        "{:#?}",
+        report.rows()
+    );
+    report.clean();
+}
+
 /// Each thread scans what is mapped when it closes a plugin, and whoever begins a segment does: neither waits
 /// for the other, nor reads what a third one unmaps.
 #[test]
