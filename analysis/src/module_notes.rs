@@ -77,6 +77,10 @@ fn leave_out_repeated(events: &mut Vec<(u64, ModuleEvent)>) {
     let mut known: FxHashMap<u64, Mapping> = FxHashMap::default();
     events.retain(|(_, event)| match event {
         ModuleEvent::Loaded(mapping) => {
+            let others = |base: &u64, other: &mut Mapping| {
+                *base == mapping.base || !other.overlaps(mapping.base, mapping.end)
+            };
+            known.retain(others);
             known.insert(mapping.base, mapping.clone()).as_ref() != Some(mapping)
         }
         ModuleEvent::Gone { base, .. } => {

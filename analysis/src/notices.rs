@@ -35,6 +35,7 @@ pub struct Doubts {
     unsure: Vec<ProcessRow>,
     going_on: Vec<ProcessRow>,
     ignored_module_changes: u64,
+    replaced_modules: u64,
     ignored_processes: u64,
     oddities: Oddities,
     /// What is said already; losses go ahead of it.
@@ -88,6 +89,7 @@ impl Doubts {
         self.cut_records = self.cut_records.saturating_add(survey.cut_records);
         self.oddities.add(&survey.oddities);
         self.ignored_module_changes += survey.ignored_module_changes;
+        self.replaced_modules += survey.replaced_modules;
         self.ignored_processes += survey.ignored_processes;
         let name = group.name();
         if group.wrapped && survey.wrapped_segments == 0 {
@@ -434,6 +436,11 @@ impl Doubts {
             self.ignored_module_changes,
             "module that came or went is not followed; functions may have a wrong module",
             "modules that came or went are not followed; functions may have a wrong module",
+        );
+        self.say_counted(
+            self.replaced_modules,
+            "module came where another was that was not seen to go; calls there just before may have a wrong one",
+            "modules came where others were that were not seen to go; calls there just before may have a wrong one",
         );
     }
 }

@@ -28,7 +28,8 @@ impl Mapping {
         Mapping { base, end, bias, build_id, path, from: 0, to: u64::MAX }
     }
 
-    fn overlaps(&self, base: u64, end: u64) -> bool {
+    /// Whether any address of `base..end` is in it.
+    pub fn overlaps(&self, base: u64, end: u64) -> bool {
         self.base < end && base < self.end
     }
 
@@ -56,6 +57,7 @@ pub enum ModuleEvent {
 #[derive(Clone, Debug, Default)]
 pub struct AddressSpace {
     mappings: Vec<Mapping>,
+    replaced: u64,
 }
 
 /// What lies at an address.
@@ -83,17 +85,23 @@ impl AddressSpace {
                 ModuleEvent::Loaded(mapping) => builder.load(mapping, ts),
             }
         }
-        AddressSpace { mappings: builder.mappings }
+        AddressSpace { mappings: builder.mappings, replaced: builder.replaced }
     }
 
     /// A space in which everything belongs to one module.
     pub fn whole(bias: u64, path: &[u8]) -> AddressSpace {
-        AddressSpace { mappings: vec![Mapping::new(0, u64::MAX, bias, b"", path)] }
+        AddressSpace { mappings: vec![Mapping::new(0, u64::MAX, bias, b"", path)], replaced: 0 }
     }
 
     /// Whether no module is known.
     pub fn is_empty(&self) -> bool {
         self.mappings.is_empty()
+    }
+
+    /// Modules that came where another was that had not been seen to go: what was called there shortly before may
+    /// have been either's.
+    pub fn replaced(&self) -> u64 {
+        self.replaced
     }
 
     /// All mappings; the numbers of [`AddressSpace::find`] and [`AddressSpace::at`] count these.
@@ -144,6 +152,7 @@ struct Builder {
     open: Vec<usize>,
     /// `(time, base, end)` of what was given up.
     gone: Vec<(u64, u64, u64)>,
+    replaced: u64,
 }
 
 impl Builder {
@@ -154,6 +163,7 @@ impl Builder {
         }
         // Another module still open there was given up unnoticed, at the latest now.
         let replaced = self.close(mapping.base, mapping.end, ts);
+        self.replaced += u64::from(replaced);
         let last_gone = self.gone.iter().rev().find(|(_, base, end)| mapping.overlaps(*base, *end));
         mapping.from = match (replaced, last_gone) {
             (true, _) => ts,
@@ -214,7 +224,8 @@ mod tests {
     #[test]
     fn a_plugin_in_the_place_of_another_holds_from_the_moment_that_one_went() {
         let events = vec![load(10, "pa", 1000), gone(20, 1000), load(30, "pb", 1000)];
-        assert_eq!(modules(events, &[5, 19, 20, 25, 40]), "pa pa pb pb pb");
+        assert_eq!(modules(events.clone(), &[5, 19, 20, 25, 40]), "pa pa pb pb pb");
+        assert_eq!(AddressSpace::build(events).replaced(), 0);
     }
 
     #[test]
@@ -229,7 +240,8 @@ mod tests {
     #[test]
     fn a_plugin_that_replaces_another_unnoticed_holds_from_its_note() {
         let events = vec![load(10, "pa", 1000), load(30, "pb", 1020)];
-        assert_eq!(modules(events, &[5, 29, 30]), "pa pa pb");
+        assert_eq!(modules(events.clone(), &[5, 29, 30]), "pa pa pb");
+        assert_eq!(AddressSpace::build(events).replaced(), 1);
     }
 
     #[test]

@@ -95,6 +95,8 @@ pub struct Survey {
     pub ignored_processes: u64,
     /// Changes of modules beyond those that are followed.
     pub ignored_module_changes: u64,
+    /// Modules that came where another was that had not been seen to go.
+    pub replaced_modules: u64,
     /// Segments that are not there.
     pub missing_segments: u64,
     /// Segments that are shorter than they were in the end, and how many records they lack.
@@ -419,6 +421,7 @@ impl Surveyor {
         survey.processes.push(Process { pid: group.id, ..Process::default() });
         survey.ignored_module_changes = self.modules.ignored;
         for (process, space) in survey.processes.iter_mut().zip(self.modules.finish()) {
+            survey.replaced_modules += space.replaced();
             process.space = space;
             process.modules_known = !process.space.is_empty();
             if !process.modules_known {

@@ -69,7 +69,8 @@ static UNREADABLE: AtomicBool = AtomicBool::new(false);
 
 /// What [`scan`] found.
 pub enum Change<'a> {
-    /// A module that was not there at the last scan, and its path.
+    /// A module that was not there at the last scan, and its path. Where its addresses were another's, that one
+    /// went some time between.
     Loaded(&'a Module, &'a [u8]),
     /// A module that is there no more.
     Gone(&'a Module),
@@ -137,8 +138,8 @@ fn scan_all(all: bool, mut tell: impl FnMut(Change)) -> Option<Module> {
         } else if run.is_gone || others_may_unmap && !proc_fs::is_mapped(run.place) {
             missed = true;
         } else {
-            // First, since of two at one place the later one is there.
-            *count = forget(modules, *count, |module| !module.overlaps(&run.module), &mut tell);
+            // Nobody saw that one go: that a module comes where another is says so.
+            *count = forget(modules, *count, |module| !module.overlaps(&run.module), &mut |_| {});
             let Some(place) = modules.get_mut(*count) else { return };
             *place = run.module;
             place.seen = true;

@@ -184,7 +184,8 @@ fn a_plugin_that_came_to_the_place_of_one_that_went_unseen_has_its_names_from_th
         "{:#?}",
         report.rows()
     );
-    report.clean();
+    let said = report.notices().join("\n");
+    assert!(said.contains("1 module came where another was that was not seen to go"), "{said}");
 }
 
 /// Each thread scans what is mapped when it closes a plugin, and whoever begins a segment does: neither waits
