@@ -323,7 +323,9 @@ impl<'s> Matcher<'s> {
         if self.matched.lives.len() >= self.most.0 {
             return None;
         }
-        let mut stack = Stack::new(self.survey.processes[process].forked);
+        let of = &self.survey.processes[process];
+        // The thread that forked is the first of the child, and alone has calls that were open then.
+        let mut stack = Stack::new(of.forked && of.pid == tid);
         let lost_before = lost_before.saturating_add(self.lost_early.remove(&tid).unwrap_or(0));
         if lost_before > 0 {
             stack.lost(lost_before);

@@ -93,7 +93,10 @@ impl Doubts {
         self.ignored_processes += survey.ignored_processes;
         let name = group.name();
         if group.wrapped && survey.wrapped_segments == 0 {
-            self.said.say_of(&name, ": older segments were rotated away; the beginning is missing");
+            self.said.say_of(
+                &name,
+                ": its beginning is not here: older segments were rotated away, or a drain took it",
+            );
         }
         for (code, payload) in &survey.limits {
             self.said.say_of(&name, &format!(": recording stopped {}", limit(*code, *payload)));
@@ -467,7 +470,8 @@ fn missing_words(report: &Report) -> (&'static str, &'static str) {
         (true, true) => {
             ("events were lost or recording was paused", "the lost events or of a pause")
         }
-        (_, false) => ("events were lost", "the lost events"),
+        (true, false) => ("events were lost", "the lost events"),
+        (false, false) => ("events are missing here", "events that are not here"),
     }
 }
 

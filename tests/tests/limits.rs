@@ -138,6 +138,35 @@ fn wrapping_keeps_the_end_within_the_budget() {
     );
 }
 
+/// What rotated away in them is no call that was open at the fork: only the thread that forked has such.
+#[test]
+fn threads_that_a_forked_process_starts_have_inherited_nothing() {
+    let program = Program::c(
+        r#"
+        #include <pthread.h>
+        #include <sys/wait.h>
+        #include <unistd.h>
+        __attribute__((noinline)) static int leaf(int x) { __asm__ volatile(""); return x + 1; }
+        static void *work(void *unused) {
+            for (int i = 0; i < 100000; i++) leaf(i);
+            return unused;
+        }
+        int main(void) {
+            if (fork() > 0) return wait(0) < 0;
+            pthread_t threads[3];
+            for (int i = 0; i < 3; i++) pthread_create(&threads[i], 0, work, 0);
+            for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
+            return 0; }"#,
+    )
+    .flags(&["-pthread"])
+    .build(Hooks::Ours);
+    let shell = program.tracing().env("TRACE_MAX_MB", "2").env("TRACE_FULL", "wrap");
+    shell.env("TRACE_SEG_MB", "1").ok("exec ./prog");
+    let report = program.report();
+    assert!(report.number("inherited_exits") <= 1, "main alone: {:?}", report.notices());
+    assert!(report.number("exits_after_loss") > 0, "{:?}", report.notices());
+}
+
 #[test]
 fn a_shared_memory_too_small_for_the_ring_costs_no_signal() {
     let program = Program::c(LOOP).build(Hooks::Ours);

@@ -195,6 +195,25 @@ fn a_snapshot_beside_a_drain_has_all_the_losses_of_its_ring() {
 }
 
 #[test]
+fn what_a_drain_took_before_a_snapshot_is_not_called_lost() {
+    let mut crew = Crew::start(16 << 20);
+    crew.does("s");
+    let line = format!("exec callsight drain --file traces {}", crew.ring.name());
+    let mut command = Command::new("bash");
+    let drain = crew.shell.prepare(command.args(["-c", &line]).stderr(Stdio::null())).spawn();
+    let mut drain = drain.expect("start a drain");
+    crew.until("the drain has all", |ring| ring["held_events"] == 0);
+    crew.does("g");
+    let taken = crew.snapshot("now");
+    assert_eq!(taken.report.lost(), 0);
+    let said = taken.report.notices().join("\n");
+    assert!(said.contains("older segments were rotated away, or a drain took it"), "{said}");
+    assert!(!said.contains("lost"), "{said}");
+    crew.ends();
+    drain.wait().expect("its end");
+}
+
+#[test]
 fn a_process_that_is_over_is_one_process_that_ended_as_it_did() {
     let mut crew = Crew::start(16 << 20);
     crew.does("g");
