@@ -107,6 +107,14 @@ impl Crew {
         }
     }
 
+    /// A drain of its ring into files.
+    fn drain(&self) -> Child {
+        let line = format!("exec callsight drain --file traces {}", self.ring.name());
+        let mut command = Command::new("bash");
+        let drain = self.shell.prepare(command.args(["-c", &line]).stderr(Stdio::null())).spawn();
+        drain.expect("start a drain")
+    }
+
     fn snapshot(&self, out: &str) -> Taken {
         let said = self.callsight(&format!("snapshot {} --out {out}", self.child.id()));
         let printed = self.callsight(&format!("analyze {out} --format json"));
@@ -173,10 +181,7 @@ fn a_snapshot_beside_a_drain_has_all_the_losses_of_its_ring() {
     let mut crew = Crew::start(64 << 10);
     // It makes its ring with its first call.
     crew.does("s");
-    let line = format!("exec callsight drain --file traces {}", crew.ring.name());
-    let mut command = Command::new("bash");
-    let drain = crew.shell.prepare(command.args(["-c", &line]).stderr(Stdio::null())).spawn();
-    let mut drain = drain.expect("start a drain");
+    let mut drain = crew.drain();
     crew.until("the drain is there", |ring| ring["drain"]["alive"] == true);
     let pid = drain.id();
     crew.shell.ok(&format!("kill -STOP {pid}"));
@@ -198,10 +203,7 @@ fn a_snapshot_beside_a_drain_has_all_the_losses_of_its_ring() {
 fn what_a_drain_took_before_a_snapshot_is_not_called_lost() {
     let mut crew = Crew::start(16 << 20);
     crew.does("s");
-    let line = format!("exec callsight drain --file traces {}", crew.ring.name());
-    let mut command = Command::new("bash");
-    let drain = crew.shell.prepare(command.args(["-c", &line]).stderr(Stdio::null())).spawn();
-    let mut drain = drain.expect("start a drain");
+    let mut drain = crew.drain();
     crew.until("the drain has all", |ring| ring["held_events"] == 0);
     crew.does("g");
     let taken = crew.snapshot("now");
