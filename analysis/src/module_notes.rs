@@ -1,7 +1,8 @@
 //! Notes of modules that come and go → the address space of each process.
 
+use std::collections::BTreeMap;
+
 use callsight_format::{ByteOrder, ModuleNote};
-use rustc_hash::FxHashMap;
 
 use crate::space::{AddressSpace, Mapping, ModuleEvent};
 
@@ -74,14 +75,21 @@ impl ModuleNotes {
 /// no order of time: what is said again there may be a change between two others.
 fn leave_out_repeated(events: &mut Vec<(u64, ModuleEvent)>) {
     events.sort_by_key(|(ts, _)| *ts);
-    let mut known: FxHashMap<u64, Mapping> = FxHashMap::default();
+    // By base; no two overlap.
+    let mut known: BTreeMap<u64, Mapping> = BTreeMap::new();
     events.retain(|(_, event)| match event {
         ModuleEvent::Loaded(mapping) => {
-            let others = |base: &u64, other: &mut Mapping| {
-                *base == mapping.base || !other.overlaps(mapping.base, mapping.end)
-            };
-            known.retain(others);
-            known.insert(mapping.base, mapping.clone()).as_ref() != Some(mapping)
+            let is_change = known.get(&mapping.base) != Some(mapping);
+            while is_change
+                && let Some((&base, last)) = known.range(..mapping.end).next_back()
+                && last.overlaps(mapping.base, mapping.end)
+            {
+                known.remove(&base);
+            }
+            if is_change {
+                known.insert(mapping.base, mapping.clone());
+            }
+            is_change
         }
         ModuleEvent::Gone { base, .. } => {
             known.remove(base);
@@ -137,6 +145,16 @@ mod tests {
             notes.add(Some(0), ts, ModuleEvent::Loaded(other));
         }
         assert!(notes.ignored > 0 && notes.by_process[0].len() <= MOST_NOTES);
+    }
+
+    #[test]
+    fn a_module_that_comes_back_where_another_lay_across_it_is_a_change() {
+        let load = |ts, base| {
+            (ts, ModuleEvent::Loaded(Mapping::new(base, base + 100, base, b"", b"plugin")))
+        };
+        let mut notes = vec![load(10, 1000), load(20, 1050), load(30, 1050), load(40, 1000)];
+        leave_out_repeated(&mut notes);
+        assert_eq!(notes.iter().map(|(ts, _)| *ts).collect::<Vec<_>>(), [10, 20, 40]);
     }
 
     #[test]
