@@ -166,6 +166,54 @@ fn what_was_lost_of_a_thread_that_had_ended_is_told_by_the_sum() {
 }
 
 #[test]
+fn a_server_of_chunks_counts_what_a_drain_held_that_was_killed_with_the_one_before() {
+    for (from, lost, again) in [(60, 0, 0), (80, 20, 0), (118, 58, 0), (42, 0, 18), (0, 0, 60)] {
+        let left = killed_as(false, folder(), |at| {
+            send(at, 1, 0, &sent(&[(1, 0, 10), (1, 20, 10), (1, 40, 10)]));
+        });
+        let calls = (120 - from) / 2;
+        let served = serve_as(false, left, |at, _| {
+            send_all(at, 2, from, &sent(&[(1, from, calls)]), calls);
+        });
+        assert_eq!(served.totals.dropped_events, lost, "from {from}, {again} came twice");
+    }
+    // Of a thread that had ended, and of one that ended in between.
+    let left = killed_as(false, folder(), |at| {
+        send(at, 1, 0, &sent(&[(1, 0, 10), (2, 0, 10)]));
+    });
+    let served =
+        serve_as(false, left, |at, _| send_all(at, 2, 90, &sent(&[(3, 0, 10), (2, 30, 5)]), 15));
+    assert_eq!(served.totals.dropped_events, 50);
+}
+
+#[test]
+fn a_server_of_chunks_counts_no_loss_that_lies_between_streams_of_earlier_ones() {
+    let one = killed_as(false, folder(), |at| {
+        send(at, 1, 0, &sent(&[(1, 0, 10)]));
+    });
+    // This drain goes on with the next server, which is stopped, then is killed.
+    let other = killed_as(false, one, |at| {
+        let mut device = drain(at, 1, b"boot", 0);
+        let blocks = sent(&[(1, 0, 10), (1, 20, 5)]);
+        blocks.iter().for_each(|block| device.send(block));
+        device.wait_for(2);
+    });
+    let third = serve_as(false, other, |at, _| {
+        let mut device = drain(at, 1, b"boot", 0);
+        let blocks = sent(&[(1, 0, 10), (1, 20, 5), (1, 30, 5)]);
+        blocks.iter().for_each(|block| device.send(block));
+        device.wait_for(3);
+        drop(device);
+        send(at, 2, 47, &sent(&[(1, 47, 5)]));
+    });
+    assert_eq!((third.totals.resumed_streams, third.totals.dropped_events), (1, 7));
+    let last = serve_as(false, third.dir, |at, _| {
+        send_all(at, 3, 60, &sent(&[(1, 60, 5)]), 5);
+    });
+    assert_eq!(last.totals.dropped_events, 3);
+}
+
+#[test]
 fn a_loss_between_two_streams_is_told_once_however_often_servers_are_killed() {
     let one = killed_behind(folder(), |at| {
         send(at, 1, 0, &sent(&[(1, 0, 10)]));

@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use crate::place::{callsight, peer, root};
@@ -57,7 +58,9 @@ pub struct Server {
     child: Child,
     /// Where it listens on 127.0.0.1.
     pub port: u16,
-    output: Option<std::thread::JoinHandle<String>>,
+    /// What it prints, line by line, and what of that has been read.
+    lines: Receiver<String>,
+    printed: String,
 }
 
 impl Server {
@@ -83,19 +86,34 @@ impl Server {
         let mut line = String::new();
         output.read_line(&mut line).expect("the server's first line");
         let port = listening_port(&line).unwrap_or_else(|| panic!("no port in {line:?}"));
-        let output = std::thread::spawn(move || {
-            let mut rest = line;
-            output.read_to_string(&mut rest).expect("the server's output");
-            rest
+        let (said, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            while output.read_line(&mut line).expect("the server's output") > 0 {
+                let _ = said.send(std::mem::take(&mut line));
+            }
         });
-        Server { child, port, output: Some(output) }
+        Server { child, port, lines, printed: line }
+    }
+
+    /// Waits until it prints a line with `what` in it. The peer's, once stopped, does not read on what
+    /// the kernel has: it must have told the end of a stream before.
+    #[track_caller]
+    pub fn wait_for(&mut self, what: &str) {
+        while !self.printed.lines().last().is_some_and(|line| line.contains(what)) {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => self.printed += &line,
+                Err(_) => panic!("the server never printed {what:?}: {}", self.printed),
+            }
+        }
     }
 
     /// Ends it as Ctrl-C does; what it printed.
     pub fn stop(mut self) -> String {
         signal(&self.child, libc::SIGINT);
         wait(&mut self.child, "the server");
-        self.output.take().expect("not stopped before").join().expect("the server's output")
+        self.lines.iter().for_each(|line| self.printed += &line);
+        std::mem::take(&mut self.printed)
     }
 }
 

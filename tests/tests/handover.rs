@@ -58,6 +58,7 @@ fn what_a_killed_drain_held_of_threads_that_have_ended_is_counted() {
     let all = EVENTS..=EVENTS + NOTES * 402;
     assert!(all.contains(&(events + lost)), "{events} + {lost}: {:?}", report.notices());
     assert!(lost > EVENTS / 2, "the drain gave nothing away: {:?}", report.notices());
+    assert!(said.contains(&format!(", {lost} dropped, unaccounted=0")), "{lost}: {said}");
 }
 
 #[track_caller]

@@ -66,11 +66,12 @@ fn its_server_takes_our_drain() {
     let program = Program::c(FANOUT);
     let traced = program.build(Hooks::Ours);
     let (ring, shell) = (Ring::new(), traced.tracing());
-    let server = Server::peers(&shell);
+    let mut server = Server::peers(&shell);
     let drain = Drain::ours(&shell, &ring, server.port);
     shell.env("TRACE_SHM", ring.name()).env("TRACE_SHM_SIZE", "67108864").ok("./prog");
     let drained = drain.finish();
     assert_eq!(drained.code, 0, "{drained}");
+    server.wait_for("trace.stream.1.");
     server.stop();
     let calls = true_calls(&program, "");
     assert_eq!(peer_report(&traced).calls(), calls, "{drained}");
@@ -103,10 +104,11 @@ fn its_drain_reads_our_ring_in_version_2() {
     let program = Program::c(PRODUCER);
     let traced = program.build(Hooks::Ours);
     let (ring, shell) = (Ring::new(), traced.tracing().env("TRACE_RING", "2"));
-    let server = Server::peers(&shell);
+    let mut server = Server::peers(&shell);
     let drain = Drain::peers(&shell, &ring, server.port);
     run_for_its_drain(&shell, &ring);
     let drained = drain.finish();
+    server.wait_for("trace.stream.1.");
     server.stop();
     let calls = true_calls(&program, "40000 3 0");
     assert_eq!(peer_report(&traced).calls(), calls, "{drained}");

@@ -1,6 +1,6 @@
 //! The folder of captures: numbers that are nobody else's, files that were not there before.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,18 @@ pub struct CaptureDir {
 pub(super) struct Known {
     /// The newest capture of each stream.
     pub streams: HashMap<StreamId, u32>,
-    /// Rings of which there are chunks.
-    pub rings_in_chunks: HashSet<RingId>,
+    /// The captures in chunks that earlier servers have left of each ring.
+    pub chunks: HashMap<RingId, BTreeSet<u32>>,
+    /// Of these, those in which a stream goes on here, and the last block that it had.
+    pub taken_up: HashMap<u32, u64>,
+}
+
+impl Known {
+    /// The captures in chunks that earlier servers have left of a ring, and how far each is theirs.
+    pub fn left_of(&self, ring: RingId) -> Vec<(u32, u64)> {
+        let ids = self.chunks.get(&ring).into_iter().flatten();
+        ids.map(|id| (*id, self.taken_up.get(id).copied().unwrap_or(u64::MAX))).collect()
+    }
 }
 
 /// A number of a capture and its first, empty file.
@@ -121,12 +131,12 @@ impl CaptureDir {
 
     /// Whether what is there of a ring is in events; `None` where there is nothing, or both.
     pub(crate) fn is_unpacked(&self, ring: RingId) -> Option<bool> {
-        let in_chunks = self.with_known(|known| known.rings_in_chunks.contains(&ring));
+        let in_chunks = self.with_known(|known| known.chunks.contains_key(&ring));
         let in_events = self.positions().values().any(|(_, position)| position.part.ring == ring);
         (in_chunks != in_events).then_some(in_events)
     }
 
-    fn with_known<T>(&self, look: impl FnOnce(&mut Known) -> T) -> T {
+    pub(super) fn with_known<T>(&self, look: impl FnOnce(&mut Known) -> T) -> T {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         look(known.get_or_insert_with(|| known_in(&self.path)))
     }

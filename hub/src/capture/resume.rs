@@ -20,9 +20,12 @@ use super::guard::Contents;
 use super::position::{self, Position, PositionFile};
 use super::segment::Segment;
 use super::{CaptureDir, CaptureLimits, ChunkCapture, EventCapture, event_file, writers};
-use crate::session::{Earlier, Had, Numbers, Part, RingId, WriterPart, ring_of};
+use crate::session::{Books, Earlier, Had, Numbers, Part, RingId, WriterPart, ring_of};
 use crate::stream::{Sender, StreamEnd, StreamId, inflate};
 use crate::{Amount, Ending, Sink};
+
+/// Most bytes of captures that are read for a sum: of the order of a second.
+const MOST_LEFT_BYTES: u64 = 256 << 20;
 
 /// A stream of which a capture is there.
 pub struct Resumed {
@@ -187,6 +190,7 @@ impl CaptureDir {
         if found.ended {
             return resumed(None);
         }
+        self.with_known(|known| known.taken_up.insert(id, last_block));
         let segment = Segment::reopen(file, found.end).ok()?;
         let mut capture = ChunkCapture::on(self.clone(), id, limits, Some(first), segment);
         capture.origin = found.header.origin();
@@ -205,28 +209,85 @@ impl CaptureDir {
     /// What a capture of chunks has up to its last block; reads it all.
     fn had_in_chunks(&self, id: u32, last_block: u64) -> Had {
         let (mut numbers, mut records) = (Numbers::default(), 0u64);
+        self.each_chunk(id, |kind, raw| match (kind, BlockHeader::parse(raw)) {
+            (CHUNK_BLOCK, Ok(block)) if block.number <= last_block => {
+                numbers.observe(&block, true, 0);
+                records += Amount::of_block(&block).records;
+            }
+            (CHUNK_EVENTS, _) => records += Amount::of_events(raw).records,
+            _ => {}
+        });
+        let mut writers: Vec<_> = numbers.parts().collect();
+        writers.sort_by_key(|(at, _)| *at);
+        let writers = writers.into_iter().map(|(_, writer)| Some(writer)).collect();
+        Had { records: records.saturating_add(numbers.missing_records()), writers }
+    }
+
+    /// Tells `books` what earlier servers have left of a ring in chunks, as soon as nothing more comes;
+    /// whether it is so little that it was read.
+    pub(crate) fn tell_left(&self, ring: RingId, books: &Books) -> bool {
+        let left = self.with_known(|known| known.left_of(ring));
+        let bytes: u64 = left.iter().map(|(id, _)| self.bytes_before(*id, u32::MAX)).sum();
+        if bytes > MOST_LEFT_BYTES {
+            return false;
+        }
+        let among_them = Books::default();
+        for (id, last_block) in left {
+            let part = self.part_in_chunks(id, last_block, |block, late| {
+                among_them.add(ring, block, late);
+                let again = books.add(ring, block, late);
+                again.into_iter().map(|numbers| numbers.end - numbers.start).sum()
+            });
+            let part = Part { ring, ..part };
+            among_them.add_left(&part);
+            books.add_left(&part);
+        }
+        books.told_earlier(ring, among_them.lost_between());
+        true
+    }
+
+    /// What a capture of chunks has up to a block; `add` takes each block, with whether others had what
+    /// comes before it, and says how many of its records came before.
+    fn part_in_chunks(
+        &self,
+        id: u32,
+        last_block: u64,
+        mut add: impl FnMut(&BlockHeader, bool) -> u64,
+    ) -> Part {
+        let (mut numbers, mut part) = (Numbers::default(), Part::default());
+        self.each_chunk(id, |kind, raw| match (kind, BlockHeader::parse(raw)) {
+            (CHUNK_HELLO, _) => part.taken = Sender::parse(raw).taken,
+            (CHUNK_BLOCK, Ok(block)) if block.number <= last_block => {
+                let late = part.taken > 0 || part.has_raw;
+                numbers.observe(&block, late, 0);
+                part.came += Amount::of_block(&block).records;
+                part.again += add(&block, late);
+            }
+            (CHUNK_EVENTS, _) => {
+                part.came += Amount::of_events(raw).records;
+                part.has_raw = true;
+            }
+            _ => {}
+        });
+        let is_first = part.taken == 0;
+        part.missing = numbers.missing_records();
+        part.lost = numbers.parts().map(|(_, writer)| writer.lost_here(is_first)).sum();
+        part
+    }
+
+    /// Goes through the chunks of a capture: the kind of each, and what is in it.
+    fn each_chunk(&self, id: u32, mut hear: impl FnMut(u32, &[u8])) {
         for seq in self.segments(id) {
             let file = self.open_segment(id, seq);
             let Some(mut reader) = file.as_ref().ok().and_then(Reader::open) else { continue };
             let mut at = reader.header.header_size.into();
             while let Some(place) = reader.chunk_at(at) {
                 at = place.end();
-                let kind = place.header.kind;
-                let Some(raw) = reader.payload(&place) else { continue };
-                match (kind, BlockHeader::parse(raw)) {
-                    (CHUNK_BLOCK, Ok(block)) if block.number <= last_block => {
-                        numbers.observe(&block, true, 0);
-                        records += Amount::of_block(&block).records;
-                    }
-                    (CHUNK_EVENTS, _) => records += Amount::of_events(raw).records,
-                    _ => {}
+                if let Some(raw) = reader.payload(&place) {
+                    hear(place.header.kind, raw);
                 }
             }
         }
-        let mut writers: Vec<_> = numbers.parts().collect();
-        writers.sort_by_key(|(at, _)| *at);
-        let writers = writers.into_iter().map(|(_, writer)| Some(writer)).collect();
-        Had { records: records.saturating_add(numbers.missing_records()), writers }
     }
 
     /// Bytes of the segments before this one.
@@ -247,7 +308,7 @@ pub(super) fn known_in(folder: &Path) -> Known {
     for (id, _, path) in segments_in(folder) {
         if let Some((sender, origin)) = File::open(path).ok().and_then(|file| sender_in(&file)) {
             sender.stream.into_iter().for_each(|stream| add(stream, id));
-            known.rings_in_chunks.insert(ring_of(&sender, &origin));
+            known.chunks.entry(ring_of(&sender, &origin)).or_default().insert(id);
         }
     }
     position::all_in(folder).for_each(|(id, stream, _)| add(stream, id));

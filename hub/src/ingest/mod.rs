@@ -111,6 +111,8 @@ pub struct Totals {
     pub streams: u32,
     /// Of these, those of which an earlier server has the beginning.
     pub resumed_streams: u32,
+    /// Rings of which an earlier server has too much to be counted here.
+    pub uncounted_rings: u32,
     /// Connections that never became a stream.
     pub refused: u32,
     /// Connections closed because what came was damaged or against the limits.
@@ -149,9 +151,10 @@ impl fmt::Display for Totals {
         }
         let Totals { dropped_events, unaccounted, .. } = self;
         write!(f, ", {dropped_events} dropped, unaccounted={unaccounted}")?;
-        if self.resumed_streams > 0 {
-            let of = counted(self.resumed_streams, "stream");
-            write!(f, ", without what an earlier server had of {of}")?;
+        for (number, of) in [(self.resumed_streams, "stream"), (self.uncounted_rings, "ring")] {
+            if number > 0 {
+                write!(f, ", without what an earlier server had of {}", counted(number, of))?;
+            }
         }
         for (connections, how) in [(self.refused, "refused"), (self.rejected, "rejected")] {
             if connections > 0 {
@@ -240,7 +243,10 @@ impl Server {
             // Whoever was in time to connect and shake hands is still a stream.
             self.welcome(&mut lobby, scope, stop);
         });
+        let behind = self.books.behind_others().into_iter();
+        let uncounted = behind.filter(|ring| !self.captures.tell_left(*ring, &self.books)).count();
         let mut totals = self.totals().clone();
+        totals.uncounted_rings = uncounted as u32;
         totals.dropped_events = totals.dropped_events.saturating_add(self.books.lost_between());
         totals
     }

@@ -89,6 +89,8 @@ struct Counted {
     has_raw: bool,
     /// Whether an earlier server has a part of it, and nobody knows which.
     is_part: bool,
+    /// Whether a stream was begun here behind another one.
+    has_later: bool,
     /// What no session counts, and a capture tells: one of this server, or of an earlier one.
     told: u64,
     told_earlier: u64,
@@ -105,6 +107,7 @@ impl Counted {
         self.dropped = self.dropped.max(dropped);
         self.has_raw |= has_raw;
         self.is_part |= is_part;
+        self.has_later |= taken > 0 && !is_part;
     }
 
     /// The same of a stream that an earlier server had.
@@ -309,6 +312,32 @@ impl Books {
                 life_of(lives, &begins, late).add_part(writer, late);
             }
         }
+    }
+
+    /// Rings whose streams began here behind another one that was not here, as far as is known.
+    pub fn behind_others(&self) -> Vec<RingId> {
+        let state = self.lock();
+        let rings = state.by_sessions.iter().filter(|(_, counted)| {
+            counted.has_later && (counted.is_part || counted.first_taken != Some(0))
+        });
+        rings.map(|(ring, _)| *ring).collect()
+    }
+
+    /// Learns what an earlier server had of a ring, whose blocks were added.
+    pub fn add_left(&self, part: &Part) {
+        let state = &mut *self.lock();
+        state.by_sessions.entry(part.ring).or_default().add_part(part);
+        if state.whole.contains(&part.ring) {
+            let of_ring = state.writers.iter_mut().filter(|((ring, ..), _)| *ring == part.ring);
+            of_ring.flat_map(|(_, lives)| lives).for_each(|life| life.late = false);
+        }
+    }
+
+    /// So much of what no session counts of a ring is the business of earlier servers.
+    pub fn told_earlier(&self, ring: RingId, lost: u64) {
+        let mut state = self.lock();
+        let counted = state.by_sessions.entry(ring).or_default();
+        counted.told_earlier = counted.told_earlier.saturating_add(lost);
     }
 
     /// A session has a stream of this ring.

@@ -98,6 +98,12 @@ impl WriterPart {
     /// Bytes of its numbers.
     pub const BYTES: usize = 8 * 8;
 
+    /// What the thread dropped here; `is_first` where no other stream had what comes before.
+    pub fn lost_here(&self, is_first: bool) -> u64 {
+        let before = if is_first || self.first == 0 { 0 } else { self.lost_first };
+        self.lost_last.saturating_sub(before)
+    }
+
     /// How it is stored.
     pub fn to_bytes(self) -> [u8; WriterPart::BYTES] {
         let WriterPart { start, from_ts, first, end, lost_first, lost_last, missing, .. } = self;
