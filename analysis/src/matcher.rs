@@ -228,6 +228,9 @@ impl Visitor for Matcher<'_> {
         if segment.resumed && !segment.is_packed() {
             self.resumed = true;
             self.matched.lives.iter_mut().for_each(|life| life.stack.resumed());
+            if self.survey.streams_with_holes.contains(&segment.stream) {
+                self.hole(0);
+            }
         }
     }
 

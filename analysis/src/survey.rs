@@ -81,6 +81,8 @@ pub struct Survey {
     pub other_losses: u64,
     /// Events lost in threads of which nothing else came.
     pub stray_losses: u64,
+    /// Streams of events that lack some, of before them or among them: nobody knows which.
+    pub streams_with_holes: BTreeSet<u32>,
     /// Events in segments that were rotated away, as far as known, and how many of these.
     pub wrapped_events: u64,
     /// See `wrapped_events`.
@@ -214,6 +216,8 @@ struct Surveyor {
     /// The process of each pid, start, executable and start of the clock.
     known: FxHashMap<(u32, u64, Vec<u8>, ClockStart), usize>,
     clock_start: ClockStart,
+    /// The stream of the segment that is read.
+    stream: u32,
     wrapped: bool,
     /// The segments that are there, as markers name those that were rotated away.
     there: BTreeSet<(ClockStart, u32)>,
@@ -310,6 +314,7 @@ impl Visitor for Surveyor {
 
     fn segment(&mut self, segment: &Segment) {
         self.clock_start = clock_start(segment);
+        self.stream = segment.stream;
         if segment.resumed {
             let stops = &mut self.survey.stops;
             let before = stops.len();
@@ -386,6 +391,9 @@ impl Surveyor {
         *count = count.saturating_add_signed(note.events.cast_signed());
         if tid == 0 {
             self.survey.stray_losses = self.survey.stray_losses.saturating_add(note.events);
+            if note.cause == Cause::Unacked as u32 && note.events > 0 {
+                self.survey.streams_with_holes.insert(self.stream);
+            }
         }
     }
 

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use callsight_analysis::{Detail, Error, Options, Report, analyze};
 use callsight_format::{
-    ByteOrder, Event, KIND_ENTER, KIND_MARKER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, NOTE_PADDING,
-    NOTE_STOP, Origin, StopReason,
+    ByteOrder, Cause, Event, KIND_ENTER, KIND_MARKER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP,
+    NOTE_PADDING, NOTE_STOP, Origin, StopReason,
 };
 use common::{Captures, Records, assert_noticed, report, rows, ticks};
 
@@ -404,6 +404,20 @@ fn what_a_killed_drain_took_along_explains_what_does_not_match() {
     assert_eq!((totals.skipped_calls, totals.calls_cut_by_loss), (0, 1));
     assert_noticed(&report, "stream 9 broke off 1 time and went on again");
     assert_noticed(&report, "2 calls or exits do not match across a restart of the drain");
+}
+
+#[test]
+fn what_a_killed_drain_and_its_server_took_along_is_in_no_call() {
+    let total = |lost: u64| {
+        let next = |next: Records| {
+            next.thread(7, "exit a, exit m").end(7).lost(0, Cause::Unacked as u32, lost)
+        };
+        let report = resumed(begun(), next, 1000);
+        let self_ns: u64 = report.rows.iter().map(|row| row.self_ns).sum();
+        (self_ns > 900, report.totals.gap_ns > 900, report.totals.uncertain_calls)
+    };
+    assert_eq!(total(0), (true, false, 0));
+    assert_eq!(total(6), (false, true, 2));
 }
 
 #[test]
