@@ -15,7 +15,7 @@ use crate::capture::{Group, Segment};
 use crate::code::{CodeFiles, CodeMap};
 use crate::numbers::WriterId;
 use crate::stack::{Stack, Tally};
-use crate::survey::Survey;
+use crate::survey::{Survey, is_of_before};
 use crate::tables::{Detail, Tables};
 use crate::walk::{Visitor, walk_again};
 
@@ -191,8 +191,8 @@ impl Visitor for Matcher<'_> {
                 }
             }
             NOTE_LOSS => {
-                let events = LossNote::parse(bytes).map_or(0, |note| note.events);
-                self.lose(tid, events);
+                let note = LossNote::parse(bytes).filter(|note| !is_of_before(note));
+                self.lose(tid, note.map_or(0, |note| note.events));
             }
             NOTE_PAUSE => {
                 if let Some(index) = self.life_of(tid) {
@@ -228,9 +228,8 @@ impl Visitor for Matcher<'_> {
         if segment.resumed && !segment.is_packed() {
             self.resumed = true;
             self.matched.lives.iter_mut().for_each(|life| life.stack.resumed());
-            if self.survey.streams_with_holes.contains(&segment.stream) {
-                self.hole(0);
-            }
+            let lost_before = self.survey.lost_before.get(&segment.stream).into_iter().flatten();
+            lost_before.for_each(|(tid, events)| self.lose(*tid, *events));
         }
     }
 

@@ -25,6 +25,14 @@ use crate::space::AddressSpace;
 use crate::unfinished::Unfinished;
 use crate::walk::{Visitor, walk};
 
+/// Threads that may lose events before one stream: more are of a damaged file.
+const MOST_LOST_BEFORE: usize = 1 << 16;
+
+/// Whether a note tells at the end of a stream what its thread lost before it.
+pub fn is_of_before(loss: &LossNote) -> bool {
+    loss.cause == Cause::Unacked as u32 && loss.last != 0
+}
+
 /// Sentences of one kind that a group may say: more are of a damaged file.
 const MOST_SENTENCES: usize = 64;
 
@@ -81,8 +89,8 @@ pub struct Survey {
     pub other_losses: u64,
     /// Events lost in threads of which nothing else came.
     pub stray_losses: u64,
-    /// Streams of events that lack some, of before them or among them: nobody knows which.
-    pub streams_with_holes: BTreeSet<u32>,
+    /// By stream of events, threads that lost some right before it, and how many.
+    pub lost_before: FxHashMap<u32, Vec<(u32, u64)>>,
     /// Events in segments that were rotated away, as far as known, and how many of these.
     pub wrapped_events: u64,
     /// See `wrapped_events`.
@@ -391,8 +399,10 @@ impl Surveyor {
         *count = count.saturating_add_signed(note.events.cast_signed());
         if tid == 0 {
             self.survey.stray_losses = self.survey.stray_losses.saturating_add(note.events);
-            if note.cause == Cause::Unacked as u32 && note.events > 0 {
-                self.survey.streams_with_holes.insert(self.stream);
+        } else if is_of_before(&note) {
+            let lost_before = self.survey.lost_before.entry(self.stream).or_default();
+            if lost_before.len() < MOST_LOST_BEFORE {
+                lost_before.push((tid, note.events));
             }
         }
     }

@@ -407,17 +407,21 @@ fn what_a_killed_drain_took_along_explains_what_does_not_match() {
 }
 
 #[test]
-fn what_a_killed_drain_and_its_server_took_along_is_in_no_call() {
-    let total = |lost: u64| {
+fn what_a_thread_lost_before_a_stream_is_in_none_of_its_calls() {
+    let times = |lost: u64| {
+        let begun = begun().again(8, 7, "/bin/app").thread(8, "enter w");
         let next = |next: Records| {
-            next.thread(7, "exit a, exit m").end(7).lost(0, Cause::Unacked as u32, lost)
+            let next = next.thread(7, "exit a, exit m").thread(8, "exit w").end(7);
+            if lost > 0 { next.lost_before(7, lost) } else { next }
         };
-        let report = resumed(begun(), next, 1000);
-        let self_ns: u64 = report.rows.iter().map(|row| row.self_ns).sum();
-        (self_ns > 900, report.totals.gap_ns > 900, report.totals.uncertain_calls)
+        let report = resumed(begun, next, 1000);
+        assert_eq!(report.losses.values().sum::<u64>(), lost);
+        (rows(&report), report.totals.gap_ns, report.totals.uncertain_calls)
     };
-    assert_eq!(total(0), (true, false, 0));
-    assert_eq!(total(6), (false, true, 2));
+    let whole = "a 1 2525/2525, m 1 2535/10, w 1 2515/2515";
+    assert_eq!(times(0), (whole.to_owned(), 0, 0));
+    let gap = "a 1 0/0, m 1 10/10, w 1 2515/2515";
+    assert_eq!(times(6), (gap.to_owned(), 2525, 2));
 }
 
 #[test]

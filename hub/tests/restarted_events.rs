@@ -166,6 +166,24 @@ fn what_was_lost_of_a_thread_that_had_ended_is_told_by_the_sum() {
 }
 
 #[test]
+fn what_a_thread_lost_between_two_streams_is_told_as_its_own() {
+    let left = killed_behind(folder(), |at| {
+        send(at, 1, 0, &sent(&[(1, 0, 10), (2, 0, 10), (3, 0, 10)]));
+    });
+    // 30 are of a thread that had ended.
+    let served = serve_events(left, |at, _| {
+        send_all(at, 2, 110, &sent(&[(1, 32, 5), (2, 20, 5), (3, 28, 5)]), 15);
+    });
+    let events = all(&served, events_of);
+    let told = [1, 2, 3, 0].map(|tid| {
+        let of_it: Vec<_> = events.iter().filter(|event| event.tid == tid).copied().collect();
+        told(&of_it)
+    });
+    assert_eq!(told, [vec![(UNACKED, 12)], vec![], vec![(UNACKED, 8)], vec![(UNACKED, 30)]]);
+    assert_eq!(served.totals.dropped_events, 50);
+}
+
+#[test]
 fn a_server_of_chunks_counts_what_a_drain_held_that_was_killed_with_the_one_before() {
     for (from, lost, again) in [(60, 0, 0), (80, 20, 0), (118, 58, 0), (42, 0, 18), (0, 0, 60)] {
         let left = killed_as(false, folder(), |at| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use callsight_analysis::{Error, Options, Report, analyze};
 use callsight_format::{
-    ByteOrder, Event, FILE_HEADER_MAPPED_BYTES, FILE_MAGIC, FLAG_BIG_ENDIAN, FLAG_TICKS,
+    ByteOrder, Cause, Event, FILE_HEADER_MAPPED_BYTES, FILE_MAGIC, FLAG_BIG_ENDIAN, FLAG_TICKS,
     FileHeader, KIND_ENTER, KIND_EXIT, KIND_MARKER, LossNote, ModuleNote, NOTE_LOSS, NOTE_MODULE,
     NOTE_MODULE_GONE, NOTE_PAUSE, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME, Origin, PROCESS_AGAIN,
     PROCESS_FORKED, ProcessNote, StopReason, note_records, note_words,
@@ -121,6 +121,12 @@ impl Records {
     /// Thread `tid` lost events.
     pub fn lost(self, tid: u32, cause: u32, events: u64) -> Records {
         let note = LossNote { cause, events, first: 0, last: 0 };
+        self.note(tid, NOTE_LOSS, &note.to_bytes())
+    }
+
+    /// Thread `tid` lost events before what is here of it.
+    pub fn lost_before(self, tid: u32, events: u64) -> Records {
+        let note = LossNote { cause: Cause::Unacked as u32, events, first: 0, last: 1 };
         self.note(tid, NOTE_LOSS, &note.to_bytes())
     }
 

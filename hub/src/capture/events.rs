@@ -20,16 +20,19 @@ use super::guard::{Contents, Guard, Harm, less};
 use super::position::{Position, PositionFile};
 use super::reach::Reach;
 use super::segment::{HEAD_BYTES, Segment, event_head};
-use super::tail::{StopMark, TAIL_BYTES, Tail, to_bytes};
+use super::tail::{Gap, StopMark, TAIL_BYTES, Tail, to_bytes};
 use super::writers::WritersFile;
 use super::{
     CaptureDir, CaptureLimits, Reserved, budget_text, segments_text, stopped_before,
     write_error_text,
 };
 use crate::losses::WATCHED_RECORDS;
-use crate::session::ring_of;
+use crate::session::{Part, ring_of};
 use crate::stream::{Sender, StreamId};
 use crate::{Amount, Batch, Content, Ending, LossWatch, Losses, SessionMeta, Sink, Unpacking};
+
+/// Most threads of which is told where records are missing.
+const MOST_GAPS: u64 = 1024;
 
 /// Why nothing more is stored.
 struct Stop {
@@ -453,10 +456,28 @@ impl EventCapture {
         untold
     }
 
+    /// Where records are missing that are told here as lost between streams, as far as that is known and
+    /// there is room to tell it.
+    fn gaps(&self) -> Vec<Gap> {
+        let Part { ring, between, .. } = self.reach.part;
+        let size = self.closed_bytes + self.segment.bytes();
+        let room = Self::room(self.limits.budget_bytes, size)
+            .min(Self::room(self.limits.segment_bytes, self.segment.bytes()));
+        let mut gaps = match between {
+            0 => Vec::new(),
+            _ => self.reach.gaps_behind(&self.directory.parts_but(ring, self.id)),
+        };
+        gaps.truncate((room / Gap::BYTES).min(MOST_GAPS) as usize);
+        // Numbers that say more than the sum are not understood.
+        let all = gaps.iter().fold(0u64, |sum, gap| sum.saturating_add(gap.records));
+        if all > between { Vec::new() } else { gaps }
+    }
+
     /// Writes the last records; where they stand depends on whether storing was stopped.
     fn write_tail(&mut self, losses: &Losses, end: Option<StopReason>) -> io::Result<()> {
         let tail = Tail {
             losses: *losses,
+            gaps: if self.stop.is_none() { self.gaps() } else { Vec::new() },
             end,
             // Some readers know the closing anchor only as the last record.
             clock: self.last_clock,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use callsight_format::Cause;
 
 use super::position::{Position, PositionFile};
+use super::tail::Gap;
 use super::writers::WritersFile;
 use crate::session::{Numbers, Part, WriterPart};
 use crate::stream::StreamId;
@@ -74,6 +75,20 @@ impl Reach {
         let again_at_front = batch.again().at_front(header);
         let writer = self.numbers.observe(header, true, again_at_front);
         self.writer = writer.or(self.writer);
+    }
+
+    /// What is missing of each writer between what `others` have and what came here.
+    pub fn gaps_behind(&self, others: &[WriterPart]) -> Vec<Gap> {
+        let mut parts: Vec<_> = self.numbers.parts().map(|(_, part)| part).collect();
+        parts.sort_unstable_by_key(|part| (part.from_ts, part.tid));
+        let gaps = parts.iter().filter_map(|part| {
+            let of_it = others.iter().filter(|other| part.is_behind(other));
+            let before = of_it.max_by_key(|other| other.end)?;
+            let dropped = part.lost_first.saturating_sub(before.lost_last);
+            let records = part.first.saturating_sub(before.end).saturating_sub(dropped);
+            Some(Gap { tid: part.tid, records, until_ts: part.from_ts })
+        });
+        gaps.filter(|gap| gap.records > 0).collect()
     }
 
     /// Records missing between the blocks that came here.

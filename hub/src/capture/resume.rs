@@ -88,6 +88,15 @@ impl CaptureDir {
         of_ring.map(part).collect()
     }
 
+    /// What captures of events have of the writers of a ring, but for one of these.
+    pub(super) fn parts_but(&self, ring: RingId, id: u32) -> Vec<WriterPart> {
+        let positions = self.positions().into_iter();
+        let others =
+            positions.filter(|(of, (_, position))| *of != id && position.part.ring == ring);
+        let parts = others.map(|(of, (_, position))| self.writers_behind(of, &position));
+        parts.flatten().flatten().collect()
+    }
+
     /// What a capture has of each writer; the last one as the position has it.
     pub(super) fn writers_behind(&self, id: u32, position: &Position) -> Vec<Option<WriterPart>> {
         let mut writers = writers::read(&self.writers_path(id));

@@ -1,10 +1,11 @@
 //! The last records of a capture: what was lost, the clock, and why it stopped.
 //!
-//! They speak of the stream as a whole, so their thread id is 0, which no thread has.
+//! They speak of the stream as a whole, so their thread id is 0, which no thread has; but for those of a
+//! gap before the records of one thread.
 
 use callsight_format::{
-    ByteOrder, CAUSES, EVENT_BYTES, Event, KIND_MARKER, LOSS_NOTE_BYTES, LossNote, NOTE_LOSS,
-    NOTE_PADDING, NOTE_STOP, StopReason, note_records, note_words,
+    ByteOrder, CAUSES, Cause, EVENT_BYTES, Event, KIND_MARKER, LOSS_NOTE_BYTES, LossNote,
+    NOTE_LOSS, NOTE_PADDING, NOTE_STOP, StopReason, note_records, note_words,
 };
 
 use crate::Losses;
@@ -21,9 +22,30 @@ pub(super) struct StopMark {
     pub payload: u64,
 }
 
+/// Records that are in no stream of a ring, right before the first one of a writer in this stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gap {
+    pub tid: u32,
+    pub records: u64,
+    /// Time of that first record.
+    pub until_ts: u64,
+}
+
+impl Gap {
+    /// Bytes of its note.
+    pub const BYTES: u64 = (note_records(LOSS_NOTE_BYTES) * EVENT_BYTES) as u64;
+
+    fn note(&self) -> LossNote {
+        let Gap { records: events, until_ts: last, .. } = *self;
+        LossNote { cause: Cause::Unacked as u32, events, first: 0, last }
+    }
+}
+
 /// What the last records say.
 pub(super) struct Tail {
     pub losses: Losses,
+    /// Of these, what is known to lie right before the first record that came of a writer.
+    pub gaps: Vec<Gap>,
     /// How the stream ended: in order or cut; `None` while it goes on.
     pub end: Option<StopReason>,
     /// The latest clock anchor, again.
@@ -36,9 +58,15 @@ pub(super) struct Tail {
 impl Tail {
     /// The records, the stop marker last.
     pub fn records(&self) -> Vec<Event> {
-        let notes = self.losses.iter().flat_map(|(cause, events)| {
-            let note = LossNote { cause: cause as u32, events, first: 0, last: 0 };
-            note_events(NOTE_LOSS, &note.to_bytes(), self.ts, 0).collect::<Vec<_>>()
+        let placed = self.gaps.iter().map(|gap| (gap.tid, gap.note()));
+        let mut in_gaps = Losses::default();
+        self.gaps.iter().for_each(|gap| in_gaps.add(Cause::Unacked, gap.records));
+        let others = self.losses.beyond(&in_gaps);
+        let others = others.iter().map(|(cause, events)| {
+            (0, LossNote { cause: cause as u32, events, first: 0, last: 0 })
+        });
+        let notes = placed.chain(others).flat_map(|(tid, note)| {
+            note_events(NOTE_LOSS, &note.to_bytes(), self.ts, tid).collect::<Vec<_>>()
         });
         let end = self.end.map(|reason| (reason as u32).to_le_bytes());
         let end = end.iter().flat_map(|reason| note_events(NOTE_STOP, reason, self.ts, 0));

@@ -98,6 +98,12 @@ impl WriterPart {
     /// Bytes of its numbers.
     pub const BYTES: usize = 8 * 8;
 
+    /// Whether the other one is of the same thread, and earlier.
+    pub fn is_behind(&self, other: &WriterPart) -> bool {
+        let thread = |part: &WriterPart| (part.pid, part.start, part.tid);
+        thread(self) == thread(other) && self.first > 0 && other.from_ts <= self.from_ts
+    }
+
     /// What the thread dropped here; `is_first` where no other stream had what comes before.
     pub fn lost_here(&self, is_first: bool) -> u64 {
         let before = if is_first || self.first == 0 { 0 } else { self.lost_first };
