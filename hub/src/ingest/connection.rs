@@ -124,6 +124,10 @@ impl Host for Connection<'_> {
     fn waits(&self) -> bool {
         !self.has_stopped_for(STOP_GRACE)
     }
+
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
 }
 
 impl Connection<'_> {

@@ -46,6 +46,11 @@ pub trait Host {
     fn waits(&self) -> bool {
         true
     }
+
+    /// Whether it ends its sessions, whatever their senders do.
+    fn stops(&self) -> bool {
+        false
+    }
 }
 
 impl<F: Fn(&str)> Host for F {
@@ -428,6 +433,10 @@ impl Session {
     fn say_how_it_ended(&self, host: &dyn Host) {
         let came = self.raw_records;
         match &self.end {
+            None if self.tally.named && self.stream.is_some() && host.stops() => host.say(
+                "this server stops before the end of the stream; what its sender had not delivered is \
+                 with that or in its ring, for the next server",
+            ),
             None if self.tally.named && self.stream.is_some() => host.say(
                 "the stream was cut off: its sender never said that it is done; what it had not \
                  delivered is for the next drain, if its ring is still there",
