@@ -18,6 +18,8 @@ use crate::{Amount, BATCH_BYTES, Batch, Deadline, Dropped, Ending, Losses, Sessi
 
 /// Bytes that may wait for a sink: 64 batches of the largest size.
 const QUEUE_BYTES: usize = 64 * BATCH_BYTES;
+/// How long a sink may take to say what it is called.
+const NAME_TIME: Duration = Duration::from_secs(1);
 /// What a smaller batch counts as. Blocks of a quiet writer take 200 bytes, and 64 of those would
 /// be full before the thread of a sink that is well has been woken up.
 const LEAST_BYTES: usize = 4 << 10;
@@ -38,6 +40,7 @@ struct Shared {
 #[derive(Default)]
 struct Lane {
     name: String,
+    named: bool,
     queue: VecDeque<Arc<Batch>>,
     queued_bytes: usize,
     /// What is in the batch that the sink is writing.
@@ -211,9 +214,14 @@ impl Lanes {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// What the first sink is called.
+    /// What the first sink is called; waits a moment for it to say so.
     pub fn first_name(&self) -> String {
-        self.shared.lock().first().map_or(String::new(), |lane| lane.name.clone())
+        let unnamed =
+            |lanes: &mut Vec<Lane>| lanes.first().is_some_and(|lane| lane.runs() && !lane.named);
+        let lanes = self.shared.lock();
+        let waited = self.shared.progress.wait_timeout_while(lanes, NAME_TIME, unnamed);
+        let (lanes, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        lanes.first().map_or(String::new(), |lane| lane.name.clone())
     }
 
     /// The number of the last batch that the first sink is done with.
@@ -315,7 +323,7 @@ impl Shared {
     fn serve(&self, at: usize, sink: &mut dyn Sink, meta: &SessionMeta) -> Result<(), String> {
         let name = guarded(|| Ok(sink.name()));
         let name = name.map_err(|why| format!("does not say its name ({why})"))?;
-        self.change(at, |lane| lane.name = name);
+        self.change(at, |lane| (lane.name, lane.named) = (name, true));
         guarded(|| sink.init(meta)).map_err(|why| format!("cannot be begun ({why})"))?;
         loop {
             match self.next(at) {
