@@ -452,3 +452,16 @@ fn threads_that_are_named_after_their_first_calls_have_their_names() {
         assert_eq!(names, ["prog", "reader", "writer"], "{:?}", report.notices());
     }
 }
+
+#[test]
+fn threads_keep_their_names_when_the_segments_they_began_in_are_rotated_away() {
+    let program = Program::c(include_str!("../programs/named.c")).build(Hooks::Ours);
+    let shell = program.tracing().env("TRACE_MAX_MB", "1").env("TRACE_FULL", "wrap");
+    // With pauses, so that both are there at the end.
+    shell.ok("./prog 8000 1 reader writer");
+    let report = program.report();
+    assert!(report.lost() > 100_000, "seldom rotated: {:?}", report.notices());
+    let mut names = report.thread_names();
+    names.sort();
+    assert_eq!(names, ["reader", "writer"], "{:?}", report.notices());
+}

@@ -216,6 +216,19 @@ fn what_a_drain_took_before_a_snapshot_is_not_called_lost() {
 }
 
 #[test]
+fn threads_whose_names_a_drain_took_have_them_in_a_snapshot() {
+    let mut crew = Crew::start(16 << 20);
+    crew.does("s");
+    let mut drain = crew.drain();
+    crew.until("the drain has all", |ring| ring["held_events"] == 0);
+    crew.does("g");
+    let taken = crew.snapshot("now");
+    assert_eq!(taken.report.thread_names(), ["prog"; 4]);
+    crew.ends();
+    drain.wait().expect("its end");
+}
+
+#[test]
 fn a_process_that_is_over_is_one_process_that_ended_as_it_did() {
     let mut crew = Crew::start(16 << 20);
     crew.does("g");

@@ -10,8 +10,9 @@ use std::path::Path;
 
 use callsight_format::{
     ByteOrder, Cause, Event, FLAG_WRAPPED, FileHeader, KIND_ENTER, KIND_EXIT, KIND_MARKER,
-    LossNote, NOTE_LOSS, NOTE_MODULE, NOTE_PAUSE, NOTE_PROCESS, NOTE_STOP, NotePiece, Origin,
-    PROCESS_AGAIN, PROCESS_FORKED, ProcessNote, StopReason, note_records, note_words,
+    LossNote, NOTE_LOSS, NOTE_MODULE, NOTE_PAUSE, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME,
+    NotePiece, Origin, PROCESS_AGAIN, PROCESS_FORKED, ProcessNote, StopReason, note_records,
+    note_words,
 };
 
 use super::own_notes::Program;
@@ -124,6 +125,11 @@ impl Image {
     pub fn add_untold_of_nobody(&mut self, losses: &Losses) {
         self.amounts.of_nobody = losses.sum();
         self.add_untold(0, losses);
+    }
+
+    /// Names a thread.
+    pub fn name(&mut self, tid: u32, name: &[u8]) {
+        self.note(NOTE_THREAD_NAME, name, tid);
     }
 
     /// A thread is told to record nothing for now.

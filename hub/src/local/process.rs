@@ -52,6 +52,13 @@ impl ProcessId {
         fs::symlink_metadata(format!("/proc/{}/task/{tid}", self.pid)).is_ok()
     }
 
+    /// What its thread is called now; `None` where it has no such thread, or nobody may ask.
+    pub(super) fn thread_name(self, tid: u32) -> Option<Vec<u8>> {
+        let mut name = fs::read(format!("/proc/{}/task/{tid}/comm", self.pid)).ok()?;
+        name.pop_if(|last| *last == b'\n');
+        Some(name)
+    }
+
     /// The process that started it; 0 where that is not known.
     pub(super) fn parent(self) -> u32 {
         Stat::read(self.pid).map_or(0, |stat| stat.parent)
@@ -161,6 +168,16 @@ mod tests {
         assert_eq!((stat.is_zombie, stat.parent, stat.threads, stat.start), (false, 3, 2, 4711));
         assert!(Stat::parse("7 (a) S 3").is_none());
         assert!(Stat::parse("").is_none());
+    }
+
+    #[test]
+    fn the_first_thread_is_called_as_its_program_and_one_that_is_not_there_nothing() {
+        let me = ProcessId { pid: std::process::id(), start: 0 };
+        let exe = std::env::current_exe().expect("its path");
+        let name = me.thread_name(me.pid).expect("a name");
+        let file = exe.file_name().expect("a file").as_encoded_bytes();
+        assert_eq!(name, &file[..file.len().min(15)]);
+        assert_eq!(me.thread_name(u32::MAX), None);
     }
 
     #[test]

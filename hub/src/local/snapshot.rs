@@ -168,6 +168,9 @@ impl Look {
                 pages,
                 untold.get(writer).unwrap_or(&Untold::default()),
             );
+            if !notes.has_name {
+                self.tell_name(&mut image, writer.tid);
+            }
         }
         for writer in &self.writers {
             if self.threads_of(writer.slot).next().is_none() {
@@ -184,6 +187,12 @@ impl Look {
             image.end(StopReason::End);
         }
         image
+    }
+
+    /// Tells the name of a thread that lives, whose own note of it a drain has taken.
+    fn tell_name(&self, image: &mut Image, tid: u32) {
+        let name = self.is_here.then(|| self.member.id.thread_name(tid)).flatten();
+        name.iter().for_each(|name| image.name(tid, name));
     }
 
     fn start_ts(&self) -> u64 {

@@ -21,7 +21,7 @@ pub use state::{has_space, make_directories};
 
 use crate::bytes::{Held, Lock, Shared};
 use crate::sys;
-use crate::threads::{self, Slot, Thread};
+use crate::threads::{self, OWES_NAME, Slot, Thread};
 use crate::window::{self, Window};
 use crate::{clock, config, notes};
 
@@ -122,7 +122,7 @@ fn stop_cause() -> Cause {
 /// # Errors
 /// Why nothing more is stored.
 #[inline(never)]
-pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
+pub fn claim(thread: &mut Thread) -> Result<Window, Option<Cause>> {
     let stopped = || Some(stop_cause());
     let mut lock = Locked::take();
     if STOPPED.load(Acquire) {
@@ -139,6 +139,10 @@ pub fn claim(thread: &Thread) -> Result<Window, Option<Cause>> {
         lock.state().stop(thread.tid(), &stop);
         stopped()
     })?;
+    if !lock.state().has_in_current(thread.cursor) {
+        // The segment that has its name may be rotated away before this one.
+        thread.flags |= OWES_NAME;
+    }
     // Whoever rotates segments away, under the same lock, looks which windows threads have.
     if let Some(slot) = slot_of(thread) {
         lock.state().stored_in_vain += leave_evicted(slot);

@@ -95,6 +95,11 @@ impl State {
         self.current().is_some_and(|segment| segment.next + 2 * WINDOW_BYTES <= segment.allocated)
     }
 
+    /// Whether a window that ends at `end` is one of the current segment.
+    pub(super) fn has_in_current(&mut self, end: usize) -> bool {
+        self.current().is_some_and(|segment| segment.holds(end.wrapping_sub(1)))
+    }
+
     /// Bytes that `TRACE_MAX_MB` leaves.
     pub(super) fn budget_left(&self) -> u64 {
         match config::get().max_bytes {
