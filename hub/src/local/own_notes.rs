@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use callsight_format::{
-    ByteOrder, Cause, LossNote, NOTE_LOSS, NOTE_PROCESS, NOTE_STOP, NOTE_THREAD_NAME,
-    NoteAssembler, NotePiece, PROCESS_FORKED, ProcessNote, StopReason,
+    ByteOrder, Cause, LossNote, NOTE_LOSS, NOTE_PROCESS, NOTE_STOP, NoteAssembler, NotePiece,
+    PROCESS_FORKED, ProcessNote, StopReason,
 };
 
 use super::pages::Page;
@@ -25,8 +25,6 @@ pub(super) struct Program {
 pub(super) struct OwnNotes {
     /// What its process runs, and when that was said.
     pub program: Option<(u64, Program)>,
-    /// Whether its thread is named.
-    pub has_name: bool,
     /// Whether its process ended its recording in order.
     pub has_end: bool,
     /// Losses that the ring counts, too. What a thread did before it was recorded is in no count of
@@ -53,7 +51,6 @@ impl OwnNotes {
                 let program = ProcessNote::parse(note).map(|note| (ts, Program::of(&note)));
                 self.program = program.or(self.program.take());
             }
-            NOTE_THREAD_NAME => self.has_name = true,
             NOTE_STOP => {
                 let reason = ByteOrder::Little.u32(note, 0).and_then(StopReason::from_number);
                 self.has_end |= reason == Some(StopReason::End);
@@ -90,23 +87,7 @@ pub(super) fn is_of(noted: &[u8], shown: &OsStr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use callsight_format::{Event, KIND_MARKER, note_records, note_words};
-
     use super::*;
-
-    #[test]
-    fn a_name_is_a_threads_own_where_its_note_is_whole() {
-        let (name, length) = ("a worker, 2nd", [13, 0]);
-        let byte = |at: usize| *length.iter().chain(name.as_bytes()).nth(at).unwrap_or(&0);
-        let records = (0..note_records(name.len())).map(|index| {
-            let (func, call_site) = note_words(NOTE_THREAD_NAME, index, byte);
-            Some(Event { ts: 1, func, call_site, kind: KIND_MARKER, ..Event::default() })
-        });
-        let mut page = Page { first: 0, lost_total: 0, slots: records.collect() };
-        assert!(OwnNotes::of([&page]).has_name);
-        page.slots[0] = None;
-        assert!(!OwnNotes::of([&page]).has_name);
-    }
 
     #[test]
     fn an_executable_is_known_by_its_note() {

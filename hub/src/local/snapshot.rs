@@ -168,9 +168,7 @@ impl Look {
                 pages,
                 untold.get(writer).unwrap_or(&Untold::default()),
             );
-            if !notes.has_name {
-                self.tell_name(&mut image, writer.tid);
-            }
+            self.tell_name(&mut image, writer.tid);
         }
         for writer in &self.writers {
             if self.threads_of(writer.slot).next().is_none() {
@@ -189,7 +187,8 @@ impl Look {
         image
     }
 
-    /// Tells the name of a thread that lives, whose own note of it a drain has taken.
+    /// Tells what a thread that lives is called now: its own note is of when it began, and a drain may have
+    /// taken it.
     fn tell_name(&self, image: &mut Image, tid: u32) {
         let name = self.is_here.then(|| self.member.id.thread_name(tid)).flatten();
         name.iter().for_each(|name| image.name(tid, name));
