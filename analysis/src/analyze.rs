@@ -20,6 +20,7 @@ use crate::summary::Summary;
 use crate::summed::Summed;
 use crate::survey::{ClockStart, Process, Survey, inherit_modules};
 use crate::tables::Detail;
+use crate::twice::Twice;
 
 /// How to analyze.
 #[derive(Clone, Debug, Default)]
@@ -67,6 +68,7 @@ struct Analysis<'o> {
     event_files_used: usize,
     summed: Summed,
     span: Span,
+    twice: Twice,
 }
 
 impl<'o> Analysis<'o> {
@@ -87,6 +89,7 @@ impl<'o> Analysis<'o> {
             event_files_used: 0,
             summed: Summed::default(),
             span: Span::default(),
+            twice: Twice::default(),
         };
         for (group, survey) in capture.groups.iter().zip(surveys) {
             analysis.add_anchor(group, survey);
@@ -151,14 +154,18 @@ impl<'o> Analysis<'o> {
     ) {
         let unmatched_before = self.report.totals.unmatched_exits;
         let mut span = Span::default();
+        self.twice.group(group);
         for life in &matched.lives {
             self.add_tally(&life.tally, clock);
             if life.events == 0 {
                 continue;
             }
-            span.add(clock.time_ns(life.first_ticks), clock.time_ns(life.last_ticks));
+            let process = &survey.processes[life.process];
+            let (from, to) = (clock.time_ns(life.first_ticks), clock.time_ns(life.last_ticks));
+            span.add(from, to);
+            self.twice.thread(process, life.tid, life.stream, (from, to));
             self.report.events += life.events;
-            self.report.threads.push(thread_row(life, &survey.processes[life.process], clock));
+            self.report.threads.push(thread_row(life, process, clock));
         }
         // Losses of which nobody knows the thread explain exits of any.
         let totals = &mut self.report.totals;
@@ -254,6 +261,7 @@ impl<'o> Analysis<'o> {
         if report.mode == Mode::Events && report.events == 0 {
             self.doubts.say("there is no enter and no exit in these files".into());
         }
+        self.twice.say(&mut self.doubts.said);
         self.summed.finish(self.options, &mut self.doubts, &mut report);
         if self.assembly.cut_calls > 0 {
             let most = crate::paths::MAX_DEPTH;

@@ -46,6 +46,7 @@ mod summed;
 mod survey;
 mod tables;
 mod tool;
+mod twice;
 mod unfinished;
 mod walk;
 

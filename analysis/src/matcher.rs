@@ -17,6 +17,7 @@ use crate::numbers::WriterId;
 use crate::stack::{Stack, Tally};
 use crate::survey::{Survey, is_of_before};
 use crate::tables::{Detail, Tables};
+use crate::twice::OVERLAP_TOLERANCE_NS;
 use crate::walk::{Visitor, walk_again};
 
 /// Threads of one group that are followed: more are of a damaged or foreign file.
@@ -55,6 +56,8 @@ pub struct Life {
     pub first_ticks: u64,
     /// Time of its last event, or of its end while it was inside a function.
     pub last_ticks: u64,
+    /// The last stream that it went on in.
+    pub stream: u32,
     /// What its matching found odd.
     pub tally: Tally,
     stack: Stack,
@@ -97,6 +100,8 @@ fn match_up_to<'s>(
         lost_early: FxHashMap::default(),
         announced: 0,
         clock_start: (0, 0),
+        stream: 0,
+        overlap_ticks: overlap_ticks(group),
         by_tid: FxHashMap::default(),
         current: None,
         functions: 0,
@@ -122,6 +127,9 @@ struct Matcher<'s> {
     lost_early: FxHashMap<u32, u64>,
     announced: usize,
     clock_start: (u64, u64),
+    stream: u32,
+    /// Streams that follow one another may overlap by this much.
+    overlap_ticks: u64,
     by_tid: FxHashMap<u32, usize>,
     /// Thread of the last call and its life: events come in runs of one thread.
     current: Option<(u32, usize)>,
@@ -143,7 +151,7 @@ impl Visitor for Matcher<'_> {
     fn call(&mut self, event: &Event) {
         let index = match self.current {
             Some((tid, index)) if tid == event.tid => index,
-            _ => match self.life_of(event.tid) {
+            _ => match self.life_at(event) {
                 Some(index) => index,
                 None => return self.matched.skipped_events += 1,
             },
@@ -225,6 +233,9 @@ impl Visitor for Matcher<'_> {
 
     fn segment(&mut self, segment: &Segment) {
         self.clock_start = (segment.header.t0_ticks, segment.header.t0_ns);
+        if self.stream != segment.stream {
+            (self.stream, self.current) = (segment.stream, None);
+        }
         if segment.resumed && !segment.is_packed() {
             self.resumed = true;
             self.matched.lives.iter_mut().for_each(|life| life.stack.resumed());
@@ -269,6 +280,24 @@ impl<'s> Matcher<'s> {
         }
     }
 
+    /// The life that a call is of: another one where this stream has the time again that an earlier one
+    /// has of the thread.
+    fn life_at(&mut self, event: &Event) -> Option<usize> {
+        let mut index = self.life_of(event.tid)?;
+        let life = &self.matched.lives[index];
+        if life.stream != self.stream {
+            let tolerance = self.overlap_ticks.min((life.last_ticks - life.first_ticks) / 2);
+            if life.events > 0 && event.ts.saturating_add(tolerance) < life.last_ticks {
+                let process = life.process;
+                self.end_life_of(event.tid);
+                index = self.add_life(event.tid, process, 0)?;
+            }
+            self.matched.lives[index].stream = self.stream;
+        }
+        self.current = Some((event.tid, index));
+        Some(index)
+    }
+
     /// The life of a thread, begun where it did not say so itself; `None` beyond [`MOST_LIVES`].
     fn life_of(&mut self, tid: u32) -> Option<usize> {
         let index = match self.by_tid.get(&tid) {
@@ -282,7 +311,6 @@ impl<'s> Matcher<'s> {
                 index
             }
         };
-        self.current = Some((tid, index));
         let life = &mut self.matched.lives[index];
         if life.doubts != self.doubts {
             // Where nothing is missing, the next event comes right behind the last one.
@@ -332,8 +360,8 @@ impl<'s> Matcher<'s> {
         if lost_before > 0 {
             stack.lost(lost_before);
         }
-        let doubts = self.doubts;
-        self.matched.lives.push(Life { process, tid, stack, doubts, ..Life::default() });
+        let (doubts, stream) = (self.doubts, self.stream);
+        self.matched.lives.push(Life { process, tid, stream, stack, doubts, ..Life::default() });
         let index = self.matched.lives.len() - 1;
         self.by_tid.insert(tid, index);
         Some(index)
@@ -381,6 +409,11 @@ impl Matched<'_> {
         }
         life.tally = stack.tally;
     }
+}
+
+fn overlap_ticks(group: &Group) -> u64 {
+    let rate = if group.in_ticks() { group.origin.tick_hz as f64 } else { 1e9 };
+    (OVERLAP_TOLERANCE_NS * rate / 1e9) as u64
 }
 
 fn is_end(note: &[u8]) -> bool {

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use callsight_analysis::{Detail, Error, Options, Report, analyze};
 use callsight_format::{
-    ByteOrder, Cause, Event, KIND_ENTER, KIND_MARKER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP,
-    NOTE_PADDING, NOTE_STOP, Origin, StopReason,
+    ByteOrder, Event, KIND_ENTER, KIND_MARKER, MARK_BUDGET, MARK_CLOCK, MARK_WRAP, NOTE_PADDING,
+    NOTE_STOP, Origin, StopReason,
 };
 use common::{Captures, Records, assert_noticed, report, rows, ticks};
 

@@ -134,10 +134,57 @@ fn events_of_a_ring_beside_chunks_of_it_stay_in_their_place_and_two_of_events_ap
     let report = report_of_folders(&[&both, &chunks]);
     assert_eq!((identity(&report), report.threads.len()), ((writer.next, writer.next, 0, 0), 1));
     assert_eq!(report.identity.repeated, 2);
-    // Nothing tells that these are the same.
+    assert!(!report.notices.iter().any(|line| line.contains("two traces")), "{:?}", report.notices);
+    // No number tells that these are the same.
     let report = report_of_folders(&[&both[..1], &[events]]);
     assert_eq!((report.events, report.threads.len()), (4, 2));
     assert_eq!(report.totals.unclosed_enters, 4);
+    assert_noticed(&report, "process 7: in two traces, ");
+}
+
+/// A thread that calls for 4 ms, from a time on, and as its writer numbers it.
+fn long_calls(ts: u64) -> Vec<callsight_format::Event> {
+    let all =
+        (0..4).flat_map(|ms| calls(7, ts + ms * 1_000_000, "enter a, enter b, exit b, exit a"));
+    all.collect()
+}
+
+#[test]
+fn events_and_chunks_of_the_same_calls_are_added_up_and_said_to_be_twice() {
+    let records = [birth(7, 7, 0), long_calls(100)].concat();
+    let bytes = |events: &[callsight_format::Event]| {
+        let origin = Origin { t0_ns: 5, t0_ticks: 9, ..Origin::default() };
+        Records { events: events.to_vec(), ..Records::default() }.file_of(origin, ByteOrder::Little)
+    };
+    // Of the same time, and of one that begins and ends later.
+    for from in [0, records.len() - 8] {
+        let mut sender = Sender::new(2);
+        let mut writer = Writer::new(7, 7);
+        writer.next = from as u64;
+        let rest = [&records[from..], &calls(7, 9_000_000, "enter a, exit a")].concat();
+        sender.block(&mut writer, &rest, &[]);
+        sender.end(rest.len() as u64, &[]);
+        let events = ("trace.stream.1.0.bin", bytes(&records));
+        let chunks = ("trace.stream.2.0.bin", sender.file(2));
+        for folders in
+            [vec![vec![events.clone(), chunks.clone()]], vec![vec![events], vec![chunks]]]
+        {
+            let folders: Vec<&[_]> = folders.iter().map(Vec::as_slice).collect();
+            let report = report_of_folders(&folders);
+            let all = 16 + rest.iter().filter(|event| event.kind < 2).count() as u64;
+            assert_eq!((report.events, report.threads.len()), (all, 2), "from {from}");
+            let twice =
+                |line: &&String| line.contains("stepped back") || line.contains("two traces");
+            let said: Vec<&String> = report.notices.iter().filter(twice).collect();
+            let [line] = said[..] else { panic!("{:?}", report.notices) };
+            assert!(line.starts_with("process 7: in two traces, "), "{line}");
+            assert!(line.contains("stream.1.0.bin (events) and "), "{line}");
+            assert!(
+                line.ends_with("stream.2.0.bin (chunks): calls are added up; analyze one of them"),
+                "{line}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 // They panic where they cannot write; `say` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use callsight_hub::stream::in_one_line;
@@ -47,7 +48,7 @@ const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     report_file_size_limit_as_error();
-    let done = match Cli::parse().verb {
+    let done = match parse::<Cli>(std::env::args_os().collect()).verb {
         Verb::Analyze(args) => analyze::run(args),
         Verb::Demo(args) => demo::run(args),
         Verb::Drain(args) => drain::run(args),
@@ -60,6 +61,17 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|error| {
         tell(&error);
         ExitCode::from(BAD_INPUT)
+    })
+}
+
+/// A command line; a mistake in it ends the program with exit code 2. What tells the mistake has the words
+/// that were given, in one line each.
+fn parse<Line: Parser>(words: Vec<OsString>) -> Line {
+    let shown: Vec<String> =
+        words.iter().map(|word| in_one_line(&word.to_string_lossy())).collect();
+    Line::try_parse_from(words).unwrap_or_else(|error| match Line::try_parse_from(shown) {
+        Err(same) if same.kind() == error.kind() => same.exit(),
+        _ => error.exit(),
     })
 }
 

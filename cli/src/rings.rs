@@ -33,10 +33,10 @@ struct Action {
     /// Let the programs of this ring record nothing until --resume; that is no loss
     #[arg(long, value_name = "NAME")]
     pause: Option<String>,
-    /// Let them record again
+    /// Let them record again, after --pause or --stop
     #[arg(long, value_name = "NAME")]
     resume: Option<String>,
-    /// Let them record nothing any more; what they call from then on is counted as lost
+    /// Let them record nothing until --resume; what they call meanwhile is counted as lost
     #[arg(long, value_name = "NAME")]
     stop: Option<String>,
 }

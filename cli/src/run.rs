@@ -14,7 +14,7 @@ use clap::Parser;
 
 use crate::folder::{Claim, holds_received, sibling};
 use crate::sinks::{self, Sinks};
-use crate::{analyze, say, tell};
+use crate::{analyze, parse, say, tell};
 
 mod live;
 mod room;
@@ -166,7 +166,7 @@ impl ReportArgs {
         }
         line.extend(self.subtract_overhead.then(|| "--subtract-overhead".into()));
         line.extend(["--".into(), dir.into()]);
-        Analyze::parse_from(line).args
+        parse::<Analyze>(line).args
     }
 }
 

@@ -138,8 +138,17 @@ pub struct Ending {
 /// A destination of events. See the [module](self) for an example.
 ///
 /// All of it is called on a thread of the sink's own, in this order: `name`, `init`, any number of
-/// `write`, `flush`, `close`. A panic or an error of `init` or `write` is the end of it; so is a panic
-/// of `name`, and then it is given nothing. Where it blocks, only what is for this sink waits.
+/// `write` with `dropped` and `trouble` behind each, `flush`, `close`, and once more `dropped` and
+/// `trouble`, with `extent`.
+///
+/// A panic of any of these, or an error of `init` or `write`, is the end of the sink, and of nothing
+/// else: it is given nothing more, and that counts as dropped (`sink_dead`). So does the last batch where
+/// `write` failed, or `dropped` or `trouble` panicked behind it; of those before, what `dropped` said last
+/// stands. Only behind a `flush` that failed or panicked `close` is called all the same.
+///
+/// Where one of them blocks, `dropped` and `trouble` too, only what is for this sink waits: up to the
+/// bound of its queue. One that blocks at the end of its session is left behind on its thread, and what it
+/// was not done with counts as dropped.
 pub trait Sink: Send {
     /// What it is called in messages.
     fn name(&self) -> String;

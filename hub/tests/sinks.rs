@@ -269,6 +269,51 @@ fn a_sink_that_panics_when_asked_for_its_name_hurts_no_other() {
     assert_eq!(said, ["sink 1: does not say its name (it panicked: by intention)"]);
 }
 
+/// A sink that panics when it is asked about its third batch.
+#[derive(Default)]
+struct Secretive {
+    written: u64,
+    panics_about_trouble: bool,
+}
+
+impl Sink for Secretive {
+    fn name(&self) -> String {
+        "secretive".to_owned()
+    }
+    fn init(&mut self, _: &SessionMeta) -> io::Result<()> {
+        Ok(())
+    }
+    fn write(&mut self, _: &Batch) -> io::Result<()> {
+        self.written += 1;
+        assert!(self.written <= 3, "it was given something all the same");
+        Ok(())
+    }
+    fn dropped(&self) -> callsight_hub::Losses {
+        assert!(self.written < 3 || self.panics_about_trouble, "by intention");
+        let mut losses = callsight_hub::Losses::default();
+        losses.add(Cause::Io, self.written);
+        losses
+    }
+    fn trouble(&self) -> Option<&str> {
+        assert!(self.written < 3, "by intention");
+        None
+    }
+}
+
+#[test]
+fn a_sink_that_panics_when_asked_what_it_dropped_has_not_got_its_last_batch() {
+    for panics_about_trouble in [false, true] {
+        let kept = Arc::default();
+        let secretive = Secretive { panics_about_trouble, ..Secretive::default() };
+        let (tally, said) = run(50, vec![Box::new(secretive), keeping(&kept)]);
+        assert!(is_whole(&kept, 50));
+        let dropped = &tally.sinks[0].dropped_events;
+        assert_eq!((dropped.of(Cause::SinkDead), dropped.of(Cause::Io)), (48 * EVENTS, 2));
+        assert_eq!(tally.sinks[0].delivered_events, 2 * EVENTS - 2);
+        assert_eq!(said, ["secretive: failed (it panicked: by intention)"]);
+    }
+}
+
 /// A sink that blocks for ever when it is asked for its name.
 struct Speechless(Mutex<Receiver<()>>);
 

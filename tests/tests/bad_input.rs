@@ -47,6 +47,34 @@ fn init_refuses(files: &[(&str, &[u8])], words: &[&str]) {
 }
 
 #[test]
+fn what_is_said_of_a_word_with_a_newline_stays_in_its_line() {
+    let (folder, shell) = folder();
+    let word = "no\nsuch\u{1b}[2J";
+    let commands: [&[&str]; 12] = [
+        &["init", word],
+        &["init", "--prefix", "/proc/no\nsuch\u{1b}[2J"],
+        &["init", ".", word],
+        &["analyze", word],
+        &["analyze", "--top", word],
+        &["run", "--path", "t", "--top", word, "--", "true"],
+        &["run", "--", word],
+        &["rings", "--pause", word],
+        &["serve", "--port", word],
+        &["demo", word],
+        &["snapshot", word],
+        &[word],
+    ];
+    for command in commands {
+        let ran = shell.callsight(command);
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{ran}");
+        assert!(ran.stderr.contains("no\\x0asuch\\x1b[2J"), "{ran}");
+        assert!(!ran.stderr.contains("\nsuch") && !ran.stderr.contains('\u{1b}'), "{ran}");
+    }
+    shell.callsight(&["init", word]).refused(&["callsight: add callsight to no\\x0asuch"]);
+    assert!(contents(folder.path()).is_empty());
+}
+
+#[test]
 fn init_needs_a_build_system() {
     init_refuses(&[("main.c", HELLO.as_bytes())], &["CMakeLists.txt"]);
     init_refuses(&[], &["CMakeLists.txt"]);

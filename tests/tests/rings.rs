@@ -319,6 +319,12 @@ fn a_program_pauses_goes_on_and_stops_as_its_ring_is_told() {
     assert_eq!(running.listed()["dropped"], serde_json::json!({}), "a pause is no loss");
     assert_eq!(running.callsight(&format!("rings --stop {name}")).code, 0);
     running.until("it is counted", |ring| ring["dropped"]["stopped"].as_u64() > Some(0));
+    let before = running.settled_events();
+    assert_eq!(running.callsight(&format!("rings --resume {name}")).code, 0);
+    running
+        .until("a stop is undone, too", |ring| ring["held_events"].as_u64() > Some(before + 5000));
+    let help = running.callsight("rings --help").stdout;
+    assert!(help.contains("Let them record again, after --pause or --stop"), "{help}");
 }
 
 #[test]

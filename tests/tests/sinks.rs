@@ -422,6 +422,9 @@ fn programs_that_follow_each_other_in_a_run_all_have_a_drain() {
     let ran =
         traced.shell().ok(&format!("{live} -- sh -c './prog 5; sleep 1; ./prog 5; ./prog 5'"));
     assert!(!ran.stderr.contains("given up"), "{ran}");
+    // More than one drain: the first has ended while nobody recorded.
+    assert!(ran.stderr.contains("live: 99906 delivered, 0 dropped, told by "), "{ran}");
+    assert!(!ran.stderr.contains("told no figures"), "{ran}");
     server.stop();
     assert_eq!(Report::of(&traced.shell(), &["served"]).number("events"), 3 * 33302, "{ran}");
 }
@@ -439,6 +442,11 @@ fn a_drain_that_is_killed_is_replaced_while_its_program_runs() {
     let said = end(run, &shell);
     server.stop();
     assert_eq!(said.matches("the drain was killed (signal: 9").count(), 3, "{said}");
+    // What the last one says is not all, and does not read so.
+    assert!(said.contains(" dropped, told by 1 of 4 drains\n"), "{said}");
+    let silent = "drains 1, 2, 3 of 4 ended by signal 9 and told no figures: what they had sent is in \
+                  the server's report";
+    assert!(said.contains(silent), "{said}");
     check_served(&shell, &said);
 }
 

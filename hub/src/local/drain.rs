@@ -13,11 +13,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use super::figures::Account;
 use super::launch::{Signals, send};
 use super::process::ProcessId;
 use super::ring::RingFile;
@@ -126,6 +128,21 @@ pub struct DrainProcess {
     started: Instant,
     /// Ends with the drain's last line.
     ready: Receiver<()>,
+    account: SharedAccount,
+}
+
+/// What a drain has told, as far as its lines came.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedAccount(Arc<Mutex<Account>>);
+
+impl SharedAccount {
+    pub fn now(&self) -> Account {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn hear(&self, line: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).hear(line);
+    }
 }
 
 /// How a drain ended.
@@ -161,8 +178,15 @@ impl DrainProcess {
             .spawn()?;
         let (tell, ready) = channel();
         let lines = child.stderr.take().map(BufReader::new);
+        let account = SharedAccount::default();
+        let heard = account.clone();
+        let say = move |line: &str| {
+            heard.hear(line);
+            say(line);
+        };
         thread::spawn(move || lines.map(|lines| hand_on(lines, &tell, say)));
-        Ok(DrainProcess { child, ring: plan.ring.clone(), started: Instant::now(), ready })
+        let (ring, started) = (plan.ring.clone(), Instant::now());
+        Ok(DrainProcess { child, ring, started, ready, account })
     }
 
     /// Starts a drain and waits until it waits for the program, or has something to do. `say` gets
@@ -183,6 +207,11 @@ impl DrainProcess {
                 status => Err(io::Error::other(format!("the drain ended at once ({status})"))),
             },
         }
+    }
+
+    /// Where what it tells is noted.
+    pub(super) fn account(&self) -> SharedAccount {
+        self.account.clone()
     }
 
     /// How it ended, and after how long, where it has.

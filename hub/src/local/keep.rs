@@ -1,6 +1,6 @@
 //! A drain that is there as long as its program runs: when it dies, another one takes its place.
 //!
-//! In: what to drain. Out: how the last of its drains ended. What one leaves in the ring the next one
+//! In: what to drain. Out: how its drains ended, and what they told. What one leaves in the ring the next one
 //! finds there, so that nothing is lost but what the ring has no room for meanwhile.
 
 use std::io;
@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::drain::{DrainEnd, DrainPlan, DrainProcess};
+use super::drain::{DrainEnd, DrainPlan, DrainProcess, SharedAccount};
+use super::figures::PastDrain;
 use super::launch::captures_in;
 use super::ring::RingFile;
 
@@ -33,7 +34,31 @@ pub struct KeptDrain {
     plan: Replacement,
     over: Arc<AtomicBool>,
     /// Gives the drain that is there when the program is `over`.
-    keeper: Option<JoinHandle<io::Result<DrainProcess>>>,
+    keeper: Option<JoinHandle<io::Result<Kept>>>,
+}
+
+/// The last drain so far, and those before it.
+struct Kept {
+    last: DrainProcess,
+    before: Vec<Gone>,
+}
+
+/// A drain that has ended; its last lines may still come.
+struct Gone(ExitStatus, SharedAccount);
+
+impl Gone {
+    fn drain(self) -> PastDrain {
+        PastDrain { status: self.0, account: self.1.now() }
+    }
+}
+
+/// How a program's drains ended.
+#[derive(Debug)]
+pub struct KeptEnd {
+    /// The last one.
+    pub last: DrainEnd,
+    /// All of them, the last one too, in their order.
+    pub drains: Vec<PastDrain>,
 }
 
 impl KeptDrain {
@@ -55,19 +80,25 @@ impl KeptDrain {
     ///
     /// # Errors
     /// Why it cannot be waited for.
-    pub fn finish(mut self, ring_was_made: bool) -> io::Result<DrainEnd> {
-        let mut end = self.last()?.finish(ring_was_made, self.plan.note)?;
+    pub fn finish(mut self, ring_was_made: bool) -> io::Result<KeptEnd> {
+        let Kept { last: drain, before: mut gone } = self.last()?;
+        let mut account = drain.account();
+        let mut last = drain.finish(ring_was_made, self.plan.note)?;
         for _ in 0..LAST_TRIES {
-            if end.was_told || end.left.is_none() || !is_replaced(end.status) {
+            if last.was_told || last.left.is_none() || !is_replaced(last.status) {
                 break;
             }
-            self.plan.tell(end.status);
-            end = self.plan.start()?.finish(true, self.plan.note)?;
+            self.plan.tell(last.status);
+            gone.push(Gone(last.status, account));
+            let drain = self.plan.start()?;
+            account = drain.account();
+            last = drain.finish(true, self.plan.note)?;
         }
-        Ok(end)
+        gone.push(Gone(last.status, account));
+        Ok(KeptEnd { last, drains: gone.into_iter().map(Gone::drain).collect() })
     }
 
-    fn last(&mut self) -> io::Result<DrainProcess> {
+    fn last(&mut self) -> io::Result<Kept> {
         self.over.store(true, Ordering::Relaxed);
         let gone = || io::Error::other("its keeper is gone");
         self.keeper.take().ok_or_else(gone)?.join().map_err(|_| gone())?
@@ -81,12 +112,9 @@ impl Drop for KeptDrain {
     }
 }
 
-/// Replaces the drain of a running program; gives the last one, which may have ended.
-fn keep(
-    mut drain: DrainProcess,
-    plan: &Replacement,
-    over: &AtomicBool,
-) -> io::Result<DrainProcess> {
+/// Replaces the drain of a running program; the last one may have ended, too.
+fn keep(mut drain: DrainProcess, plan: &Replacement, over: &AtomicBool) -> io::Result<Kept> {
+    let mut before = Vec::new();
     let (mut ring_was_there, mut pauses) = (false, Pauses::of_the_killed());
     while !over.load(Ordering::Relaxed) {
         thread::sleep(POLL);
@@ -102,11 +130,14 @@ fn keep(
             thread::sleep(pauses.next(lived));
         }
         match plan.start() {
-            Ok(another) => drain = another,
+            Ok(another) => {
+                before.push(Gone(status, drain.account()));
+                drain = another;
+            }
             Err(error) => (plan.note)(&format!("start another drain: {error}")),
         }
     }
-    Ok(drain)
+    Ok(Kept { last: drain, before })
 }
 
 /// A drain that failed has said why, and so would the next one. One that ended well may have left a

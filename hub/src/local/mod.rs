@@ -4,6 +4,7 @@
 mod counts;
 mod drain;
 mod elf;
+mod figures;
 mod hooks;
 mod image;
 mod keep;
@@ -19,9 +20,10 @@ mod snapshot;
 mod state;
 
 pub use drain::{Address, DrainEnd, DrainPlan, DrainProcess};
+pub use figures::{Account, Figures, PastDrain, sum_of};
 pub use hooks::{Hooks, find_program, hooks_of};
 pub use image::Amounts;
-pub use keep::{KeptDrain, Pauses};
+pub use keep::{KeptDrain, KeptEnd, Pauses};
 pub use launch::{Launch, LaunchError, Outcome, captures_in, remove_captures};
 pub use process::ProcessId;
 pub use ring::{RingError, RingFile, check_name};

@@ -22,9 +22,9 @@ use super::ring::{Bytes, RingError, RingFile, stored};
 pub enum RingCommand {
     /// Record.
     Record,
-    /// Record nothing until told otherwise.
+    /// Record nothing until told otherwise; that is no loss.
     Pause,
-    /// Record nothing any more.
+    /// Record nothing until told otherwise; that is a loss.
     Stop,
     /// It is finished.
     Closed,
