@@ -115,6 +115,18 @@ impl Crew {
         drain.expect("start a drain")
     }
 
+    /// A snapshot of what the crew does behind what a drain has taken, many pages, and is stopped then.
+    fn snapshot_behind(&mut self, drain: &Child) -> Taken {
+        let pid = drain.id();
+        self.does("g");
+        self.until("the drain has all", |ring| ring["held_events"] == 0);
+        self.shell.ok(&format!("kill -STOP {pid}"));
+        self.does("s");
+        let taken = self.snapshot("now");
+        self.shell.ok(&format!("kill -CONT {pid}"));
+        taken
+    }
+
     fn snapshot(&self, out: &str) -> Taken {
         let said = self.callsight(&format!("snapshot {} --out {out}", self.child.id()));
         let printed = self.callsight(&format!("analyze {out} --format json"));
@@ -204,9 +216,7 @@ fn what_a_drain_took_before_a_snapshot_is_not_called_lost() {
     let mut crew = Crew::start(16 << 20);
     crew.does("s");
     let mut drain = crew.drain();
-    crew.until("the drain has all", |ring| ring["held_events"] == 0);
-    crew.does("g");
-    let taken = crew.snapshot("now");
+    let taken = crew.snapshot_behind(&drain);
     assert_eq!(taken.report.lost(), 0);
     let said = taken.report.notices().join("\n");
     assert!(said.contains("older segments were rotated away, or a drain took it"), "{said}");
@@ -220,9 +230,7 @@ fn threads_whose_names_a_drain_took_have_them_in_a_snapshot() {
     let mut crew = Crew::start(16 << 20);
     crew.does("s");
     let mut drain = crew.drain();
-    crew.until("the drain has all", |ring| ring["held_events"] == 0);
-    crew.does("g");
-    let taken = crew.snapshot("now");
+    let taken = crew.snapshot_behind(&drain);
     assert_eq!(taken.report.thread_names(), ["prog"; 4]);
     crew.ends();
     drain.wait().expect("its end");
