@@ -4,6 +4,7 @@
 
 mod books;
 mod lanes;
+mod lives;
 mod numbers;
 mod part;
 mod tally;
