@@ -128,7 +128,7 @@ static int drain_ring(struct ring *ring, struct outlet *outlet)
     else
         reason = drain_bytes(ring, outlet, &counts);
     release_claim();
-    uint64_t rest = counts.emitted - counts.delivered - sum_dropped(&counts);
+    struct rest rest = { counts.emitted - counts.delivered - sum_dropped(&counts), 0 };
     if (reason != CALLSIGHT_END_DONE && ring->version == CALLSIGHT_RING_VERSION)
         rest = left_to_next(ring, outlet, &counts, is_first);
     if (live->on != save->on) {
@@ -139,7 +139,7 @@ static int drain_ring(struct ring *ring, struct outlet *outlet)
     if (save->on || sink_dropped(live) > 0)
         say_sink(outlet, live, "live");
     say_sink(outlet, save, "file");
-    say_counts(&counts, reason, (int64_t)rest);
+    say_counts(&counts, reason, (int64_t)rest.in_ring, rest.untold);
     int failed = live->dead || save->dead || outlet->save.has_lost || live->why[0] != 0
                  || live->dropped[CALLSIGHT_CAUSE_REJECTED] != 0 || outlet->live.doubtful_events > 0;
     return failed ? EXIT_BROKEN : 0;

@@ -224,11 +224,14 @@ static const char *dropped_text(const uint64_t *dropped)
 
 /* The last line: what became of every event. Of a ring that is finished the `rest` should be none; one
  * that lives on has some still in it, and losses that no stream has told. */
-static void say_counts(const struct counts *counts, uint32_t reason, int64_t rest)
+static void say_counts(const struct counts *counts, uint32_t reason, int64_t rest, uint64_t untold)
 {
     uint64_t dropped = sum_dropped(counts);
     int done = reason == CALLSIGHT_END_DONE;
-    say("%s, %" PRIu64 " events forwarded, %" PRIu64 " dropped%s, %s=%" PRId64,
+    char more[64] = "";
+    if (untold > 0)
+        snprintf(more, sizeof more, ", %" PRIu64 " dropped for the next drain to tell", untold);
+    say("%s, %" PRIu64 " events forwarded, %" PRIu64 " dropped%s, %s=%" PRId64 "%s",
         done ? "done" : "stopped", counts->events, dropped, dropped_text(counts->dropped),
-        done ? "unaccounted" : "left_in_ring", rest);
+        done ? "unaccounted" : "left_in_ring", rest, more);
 }

@@ -101,19 +101,23 @@ static uint64_t calls_in_pages(const struct ring *ring)
     return calls;
 }
 
-/* What a stopped drain of a version 3 ring has not counted: calls in pages, and losses that the next
- * one will tell. */
-static uint64_t left_to_next(const struct ring *ring, const struct outlet *outlet,
-                             const struct counts *counts, int is_first)
+/* What a stopped drain of a version 3 ring leaves to the next one: calls in pages, and losses to tell. */
+struct rest {
+    uint64_t in_ring;
+    uint64_t untold;
+};
+
+static struct rest left_to_next(const struct ring *ring, const struct outlet *outlet,
+                                const struct counts *counts, int is_first)
 {
     struct kept kept = outlet_kept(outlet);
-    uint64_t losses = counts->untold;
+    struct rest rest = { calls_in_pages(ring), counts->untold };
     for (uint32_t cause = 0; cause < CALLSIGHT_RING_CAUSES; cause++)
-        losses += kept.told.events[cause];
+        rest.untold += kept.told.events[cause];
     /* What is lost meanwhile is known where all of the ring's losses are this drain's, but for what
      * only notes tell. */
     uint64_t in_ring = dropped_in_ring(ring), told = sum_dropped(counts);
     if (is_first)
-        losses = in_ring > told ? in_ring - told : 0;
-    return calls_in_pages(ring) + losses;
+        rest.untold = in_ring > told ? in_ring - told : 0;
+    return rest;
 }

@@ -374,3 +374,27 @@ fn say(socket: &mut TcpStream, kind: u32, payload: &[u8]) {
     // It may have ended meanwhile.
     let _ = socket.write_all(&[&header[..], payload].concat());
 }
+
+#[test]
+fn a_sink_whose_making_panics_or_blocks_hurts_no_other() {
+    let makes: [MakeSink; 2] = [
+        Box::new(|| panic!("by intention")),
+        Box::new(|| {
+            loop {
+                std::thread::sleep(std::time::Duration::from_secs(60));
+            }
+        }),
+    ];
+    for make in makes {
+        let destinations = Destinations { unpacked: false, sinks: vec![make] };
+        let dir = tempfile::tempdir().expect("a folder");
+        let served = run_server_on(dir, NO_LIMITS, None, destinations, |at, _| {
+            let mut device = drain(at, 1, b"boot", 0);
+            let blocks = blocks(10, 10);
+            blocks.iter().for_each(|block| device.send(block));
+            device.end(10, 200);
+        });
+        assert_eq!(served.totals.to_string(), "1 stream, 200 events, 0 dropped, unaccounted=0");
+        assert!(served.said("sink 2 (0 events, 200 dropped: 200 sink_dead"), "{:?}", served.lines);
+    }
+}

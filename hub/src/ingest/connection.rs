@@ -16,6 +16,7 @@ use callsight_format::{ByteOrder, Origin};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
+use super::later::Later;
 use super::lobby::Arrival;
 use super::replies::Replies;
 use super::streams::{Begun, Joined, Share};
@@ -258,14 +259,14 @@ impl Connection<'_> {
     }
 
     fn begin(&self, of: Option<(StreamId, RingId)>) -> Result<Begun, String> {
-        let Server { captures, options, destinations, .. } = self.server;
+        let Server { captures, options, unpacked, sinks, .. } = self.server;
         let stream = of.map(|(stream, _)| stream);
-        let others = || destinations.sinks.iter().map(|make| make());
+        let others = || sinks.iter().map(Later::boxed);
         if let Some(resumed) = stream.and_then(|stream| captures.resume(stream, options.limits)) {
             let Some(capture) = resumed.capture else {
                 return Ok(Begun::Ended(resumed.last_block.saturating_add(1)));
             };
-            let form = match (resumed.unpacked, destinations.unpacked) {
+            let form = match (resumed.unpacked, *unpacked) {
                 (false, true) => ", in chunks, as it began",
                 (true, false) => ", in events, as it began",
                 _ => "",
@@ -294,7 +295,7 @@ impl Connection<'_> {
     /// Whether a new stream of a ring is stored in events. All of a ring is in one form: which records two
     /// drains sent is known by numbers, which events have only beside them, for a server of that form.
     fn unpacks(&self, ring: RingId) -> bool {
-        let asked = self.server.destinations.unpacked;
+        let asked = self.server.unpacked;
         let began = self.server.captures.is_unpacked(ring).unwrap_or(asked);
         if began != asked {
             let form = if began { "events" } else { "chunks" };

@@ -6,6 +6,7 @@
 //! stream it has; when its connection is gone the stream waits for the next one.
 
 mod connection;
+mod later;
 mod lobby;
 mod replies;
 mod streams;
@@ -165,7 +166,8 @@ impl fmt::Display for Totals {
     }
 }
 
-/// Makes a sink of one more kind for each stream.
+/// Makes a sink of one more kind for each stream; called on the thread of that sink, so that it may block or
+/// panic as the sink itself may.
 pub type MakeSink = Box<dyn Fn() -> Box<dyn Sink> + Send + Sync>;
 
 /// What becomes of a stream beside its capture, and how that is kept.
@@ -180,7 +182,8 @@ pub struct Destinations {
 /// A server that listens.
 pub struct Server {
     options: Options,
-    destinations: Destinations,
+    unpacked: bool,
+    sinks: Vec<Arc<MakeSink>>,
     listener: TcpListener,
     address: SocketAddr,
     captures: CaptureDir,
@@ -209,7 +212,8 @@ impl Server {
             .map_err(|error| BindError::Folder { path: options.out.clone(), error })?;
         Ok(Server {
             options,
-            destinations: Destinations::default(),
+            unpacked: false,
+            sinks: Vec::new(),
             listener,
             address,
             captures,
@@ -223,7 +227,8 @@ impl Server {
 
     /// With other destinations than a capture of what came.
     pub fn with_destinations(self, destinations: Destinations) -> Server {
-        Server { destinations, ..self }
+        let Destinations { unpacked, sinks } = destinations;
+        Server { unpacked, sinks: sinks.into_iter().map(Arc::new).collect(), ..self }
     }
 
     /// Where it listens.
