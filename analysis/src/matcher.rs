@@ -240,7 +240,7 @@ impl Visitor for Matcher<'_> {
             self.resumed = true;
             self.matched.lives.iter_mut().for_each(|life| life.stack.resumed());
             let lost_before = self.survey.lost_before.get(&segment.stream).into_iter().flatten();
-            lost_before.for_each(|(tid, events)| self.lose(*tid, *events));
+            lost_before.for_each(|tid| self.lose(*tid, u64::MAX));
         }
     }
 

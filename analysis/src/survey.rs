@@ -28,7 +28,7 @@ use crate::walk::{Visitor, walk};
 /// Threads that may lose events before one stream: more are of a damaged file.
 const MOST_LOST_BEFORE: usize = 1 << 16;
 
-/// Whether a note tells at the end of a stream what its thread lost before it.
+/// Whether a note tells at the end of a stream that its thread lost some before it.
 pub fn is_of_before(loss: &LossNote) -> bool {
     loss.cause == Cause::Unacked as u32 && loss.last != 0
 }
@@ -89,8 +89,8 @@ pub struct Survey {
     pub other_losses: u64,
     /// Events lost in threads of which nothing else came.
     pub stray_losses: u64,
-    /// By stream of events, threads that lost some right before it, and how many.
-    pub lost_before: FxHashMap<u32, Vec<(u32, u64)>>,
+    /// By stream of events, threads that lost some right before it.
+    pub lost_before: FxHashMap<u32, Vec<u32>>,
     /// Events in segments that were rotated away, as far as known, and how many of these.
     pub wrapped_events: u64,
     /// See `wrapped_events`.
@@ -402,7 +402,7 @@ impl Surveyor {
         } else if is_of_before(&note) {
             let lost_before = self.survey.lost_before.entry(self.stream).or_default();
             if lost_before.len() < MOST_LOST_BEFORE {
-                lost_before.push((tid, note.events));
+                lost_before.push(tid);
             }
         }
     }

@@ -93,7 +93,8 @@ fn records(served: &Served) -> BTreeMap<u32, Vec<u64>> {
 
 /// The losses told in all captures.
 fn losses(served: &Served) -> Vec<(u32, u64)> {
-    told(&all(served, events_of))
+    let told = told(&all(served, events_of)).into_iter();
+    told.filter(|(_, events)| *events > 0).collect()
 }
 
 /// How many captures say that they broke off before their end.
@@ -165,22 +166,34 @@ fn what_was_lost_of_a_thread_that_had_ended_is_told_by_the_sum() {
     assert_eq!(cut(&served), 0);
 }
 
+/// Threads of which a capture tells that some is missing before their first record there, and when that is.
+fn gaps(path: &Path) -> Vec<(u32, u64)> {
+    let events = events_of(path);
+    let pieces = events.iter().filter_map(|event| Some((event.tid, NotePiece::of(event)?)));
+    let pieces = pieces.filter(|(_, piece)| piece.code == NOTE_LOSS);
+    let mut notes: BTreeMap<u32, NoteAssembler> = BTreeMap::new();
+    let whole = pieces.filter_map(|(tid, piece)| {
+        let loss = LossNote::parse(notes.entry(tid).or_default().push(&piece)?.1)?;
+        (loss.last > 0).then_some((tid, loss.last))
+    });
+    whole.collect()
+}
+
 #[test]
-fn what_a_thread_lost_between_two_streams_is_told_as_its_own() {
-    let left = killed_behind(folder(), |at| {
+fn each_stream_tells_which_threads_lost_some_before_it() {
+    let one = killed_behind(folder(), |at| {
         send(at, 1, 0, &sent(&[(1, 0, 10), (2, 0, 10), (3, 0, 10)]));
     });
     // 30 are of a thread that had ended.
-    let served = serve_events(left, |at, _| {
-        send_all(at, 2, 110, &sent(&[(1, 32, 5), (2, 20, 5), (3, 28, 5)]), 15);
+    let other = killed_behind(one, |at| {
+        send(at, 2, 110, &sent(&[(1, 32, 5), (2, 20, 5), (3, 28, 5)]));
     });
-    let events = all(&served, events_of);
-    let told = [1, 2, 3, 0].map(|tid| {
-        let of_it: Vec<_> = events.iter().filter(|event| event.tid == tid).copied().collect();
-        told(&of_it)
-    });
-    assert_eq!(told, [vec![(UNACKED, 12)], vec![], vec![(UNACKED, 8)], vec![(UNACKED, 30)]]);
-    assert_eq!(served.totals.dropped_events, 50);
+    let served = serve_events(other, |at, _| send_all(at, 3, 150, &sent(&[(2, 40, 5)]), 5));
+    let told: Vec<_> = served.captures().iter().map(|path| gaps(path)).collect();
+    // The time of a record is its number, and 10.
+    assert_eq!(told, [vec![], vec![(3, 38), (1, 42)], vec![(2, 50)]]);
+    let lost: u64 = losses(&served).iter().map(|(_, events)| events).sum();
+    assert_eq!(lost, 50 + 10);
 }
 
 #[test]

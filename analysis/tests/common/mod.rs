@@ -125,8 +125,8 @@ impl Records {
     }
 
     /// Thread `tid` lost events before what is here of it.
-    pub fn lost_before(self, tid: u32, events: u64) -> Records {
-        let note = LossNote { cause: Cause::Unacked as u32, events, first: 0, last: 1 };
+    pub fn lost_before(self, tid: u32) -> Records {
+        let note = LossNote { cause: Cause::Unacked as u32, events: 0, first: 0, last: 1 };
         self.note(tid, NOTE_LOSS, &note.to_bytes())
     }
 

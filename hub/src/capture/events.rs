@@ -27,7 +27,7 @@ use super::{
     write_error_text,
 };
 use crate::losses::WATCHED_RECORDS;
-use crate::session::{Part, ring_of};
+use crate::session::ring_of;
 use crate::stream::{Sender, StreamId};
 use crate::{Amount, Batch, Content, Ending, LossWatch, Losses, SessionMeta, Sink, Unpacking};
 
@@ -456,21 +456,16 @@ impl EventCapture {
         untold
     }
 
-    /// Where records are missing that are told here as lost between streams, as far as that is known and
-    /// there is room to tell it.
+    /// Where records are missing before those that came, as far as that is known and there is room to
+    /// tell it.
     fn gaps(&self) -> Vec<Gap> {
-        let Part { ring, between, .. } = self.reach.part;
         let size = self.closed_bytes + self.segment.bytes();
         let room = Self::room(self.limits.budget_bytes, size)
             .min(Self::room(self.limits.segment_bytes, self.segment.bytes()));
-        let mut gaps = match between {
-            0 => Vec::new(),
-            _ => self.reach.gaps_behind(&self.directory.parts_but(ring, self.id)),
-        };
+        let mut gaps =
+            self.reach.gaps_behind(&self.directory.parts_but(self.reach.part.ring, self.id));
         gaps.truncate((room / Gap::BYTES).min(MOST_GAPS) as usize);
-        // Numbers that say more than the sum are not understood.
-        let all = gaps.iter().fold(0u64, |sum, gap| sum.saturating_add(gap.records));
-        if all > between { Vec::new() } else { gaps }
+        gaps
     }
 
     /// Writes the last records; where they stand depends on whether storing was stopped.

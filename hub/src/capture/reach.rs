@@ -77,18 +77,19 @@ impl Reach {
         self.writer = writer.or(self.writer);
     }
 
-    /// What is missing of each writer between what `others` have and what came here.
+    /// Of which writers some are missing between what `others` have and what came here.
     pub fn gaps_behind(&self, others: &[WriterPart]) -> Vec<Gap> {
         let mut parts: Vec<_> = self.numbers.parts().map(|(_, part)| part).collect();
         parts.sort_unstable_by_key(|part| (part.from_ts, part.tid));
-        let gaps = parts.iter().filter_map(|part| {
+        let has_gap = |part: &WriterPart| {
             let of_it = others.iter().filter(|other| part.is_behind(other));
-            let before = of_it.max_by_key(|other| other.end)?;
-            let dropped = part.lost_first.saturating_sub(before.lost_last);
-            let records = part.first.saturating_sub(before.end).saturating_sub(dropped);
-            Some(Gap { tid: part.tid, records, until_ts: part.from_ts })
-        });
-        gaps.filter(|gap| gap.records > 0).collect()
+            of_it.max_by_key(|other| other.end).is_some_and(|before| {
+                let dropped = part.lost_first.saturating_sub(before.lost_last);
+                part.first > before.end.saturating_add(dropped)
+            })
+        };
+        let behind = parts.iter().filter(|part| has_gap(part));
+        behind.map(|part| Gap { tid: part.tid, until_ts: part.from_ts }).collect()
     }
 
     /// Records missing between the blocks that came here.

@@ -22,11 +22,10 @@ pub(super) struct StopMark {
     pub payload: u64,
 }
 
-/// Records that are in no stream of a ring, right before the first one of a writer in this stream.
+/// Records of a thread are in no stream of the ring, right before the first one that is here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gap {
     pub tid: u32,
-    pub records: u64,
     /// Time of that first record.
     pub until_ts: u64,
 }
@@ -36,15 +35,14 @@ impl Gap {
     pub const BYTES: u64 = (note_records(LOSS_NOTE_BYTES) * EVENT_BYTES) as u64;
 
     fn note(&self) -> LossNote {
-        let Gap { records: events, until_ts: last, .. } = *self;
-        LossNote { cause: Cause::Unacked as u32, events, first: 0, last }
+        LossNote { cause: Cause::Unacked as u32, events: 0, first: 0, last: self.until_ts }
     }
 }
 
 /// What the last records say.
 pub(super) struct Tail {
     pub losses: Losses,
-    /// Of these, what is known to lie right before the first record that came of a writer.
+    /// Where some are missing, whoever counts them.
     pub gaps: Vec<Gap>,
     /// How the stream ended: in order or cut; `None` while it goes on.
     pub end: Option<StopReason>,
@@ -58,14 +56,11 @@ pub(super) struct Tail {
 impl Tail {
     /// The records, the stop marker last.
     pub fn records(&self) -> Vec<Event> {
-        let placed = self.gaps.iter().map(|gap| (gap.tid, gap.note()));
-        let mut in_gaps = Losses::default();
-        self.gaps.iter().for_each(|gap| in_gaps.add(Cause::Unacked, gap.records));
-        let others = self.losses.beyond(&in_gaps);
-        let others = others.iter().map(|(cause, events)| {
+        let gaps = self.gaps.iter().map(|gap| (gap.tid, gap.note()));
+        let losses = self.losses.iter().map(|(cause, events)| {
             (0, LossNote { cause: cause as u32, events, first: 0, last: 0 })
         });
-        let notes = placed.chain(others).flat_map(|(tid, note)| {
+        let notes = gaps.chain(losses).flat_map(|(tid, note)| {
             note_events(NOTE_LOSS, &note.to_bytes(), self.ts, tid).collect::<Vec<_>>()
         });
         let end = self.end.map(|reason| (reason as u32).to_le_bytes());

@@ -248,8 +248,8 @@ impl<'a> ModuleNote<'a> {
 
 /// Fields of [`NOTE_LOSS`]: cause u32, events u64, first and last time u64 (same clock as `ts`).
 ///
-/// A last time with [`Cause::Unacked`] is that of the writer's first record in a stream of events: so
-/// much was lost right before it, between that stream and the one before.
+/// A last time with [`Cause::Unacked`] is that of the writer's first record in a stream of events: some
+/// were lost right before it, between that stream and the one before; how many is told elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossNote {
     /// A [`Cause`] by number.
