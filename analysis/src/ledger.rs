@@ -47,7 +47,7 @@ pub struct Ledger {
     pub sinks: [Dropped; CAUSES],
     /// Whether records that have no numbers are missing: nobody knows between which of them.
     pub unnumbered_gaps: bool,
-    /// Whether every stream has an end, which says what was emitted.
+    /// Whether ends of streams, or later streams, say what was emitted of each.
     pub all_ended: bool,
     /// Whether the drain of the last stream was told to end before the ring's programs had ended.
     pub stopped: bool,
@@ -117,6 +117,11 @@ impl Stream {
     /// Whether nothing has come of it.
     pub fn is_empty(&self) -> bool {
         self.last == 0 && self.came == 0 && self.end.is_none() && self.sinks.is_empty()
+    }
+
+    /// Whether its end is here and says that.
+    pub fn says_what_was_emitted(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.emitted.is_some())
     }
 
     /// A note of losses came.
@@ -193,7 +198,6 @@ impl Stream {
         ledger.left_in_ring = 0;
         ledger.stopped = self.end.as_ref().is_some_and(|end| !end.done);
         let Some(End { done, emitted: Some(emitted), dropped, in_ring }) = &self.end else {
-            ledger.all_ended = false;
             return;
         };
         ledger.in_ring = *in_ring;

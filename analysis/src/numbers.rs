@@ -315,7 +315,6 @@ impl Numbers {
             ledger.add_told_by_block(life.lost_here(), life.others_here());
         }
         ledger.taken_before = self.streams.first().map_or(0, |stream| stream.taken);
-        ledger.all_ended = true;
         let mut captures = vec![0; self.streams.len()];
         for stream in self.by_file.values() {
             captures.get_mut(*stream).into_iter().for_each(|count| *count += 1);
@@ -324,6 +323,7 @@ impl Numbers {
         for (stream, captures) in self.streams.iter().zip(captures) {
             taken = stream.settle(captures, &mut ledger).max(taken);
         }
+        ledger.all_ended = is_bounded(&self.streams);
         // What a drain held that was killed, or sent without numbers to a server that never got it: of
         // a thread that goes on its later numbers show it, of one that has ended nothing but the sum.
         let known = [ledger.delivered, ledger.gaps, ledger.hidden]
@@ -335,6 +335,15 @@ impl Numbers {
         ledger.hidden = ledger.hidden.saturating_add(missing);
         ledger
     }
+}
+
+/// Whether what is missing is all that can be: an end says what was emitted, and of a stream without one
+/// the next stream of its ring says what had been taken, which holds for records with numbers alone.
+fn is_bounded(streams: &[Stream]) -> bool {
+    let Some((last, before)) = streams.split_last() else { return true };
+    let has_numbers = |stream: &Stream| stream.unnumbered == 0 && !stream.is_file_of_events;
+    last.says_what_was_emitted()
+        && before.iter().all(|stream| stream.says_what_was_emitted() || has_numbers(stream))
 }
 
 /// The life that a block is of; `None` for another one than these, which stand as they were met. Within

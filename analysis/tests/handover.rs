@@ -8,7 +8,7 @@ mod common;
 mod packer;
 
 use callsight_analysis::Report;
-use callsight_format::{Cause, END_STOPPED, Event};
+use callsight_format::{Cause, END_STOPPED, Event, StopReason};
 use chunks::*;
 use common::*;
 
@@ -35,6 +35,25 @@ fn what_a_restarted_drain_sends_again_counts_once() {
         assert_eq!((identity(&report).2, report.identity.repeated), (0, again as u64));
         assert_silent(&report);
     }
+}
+
+#[test]
+fn what_a_budget_kept_out_and_the_next_drain_sent_again_is_here_and_not_lost() {
+    // Of ten records that a capture has no room for, the next drain sends four again.
+    let mut writer = Writer::new(7, 7);
+    let mut first = Sender::new(1);
+    let records = [birth(7, 7, 0), calls(7, 100, "enter a")].concat();
+    first.block(&mut writer, &records, &[]);
+    first.sink_with_records(StopReason::Cut, &[(Cause::Budget, 10, 10)]);
+    writer.next += 6;
+    let mut second = Sender::new(2).taking_over(writer.next, 7, "/bin/p");
+    let rest = calls(7, 500, "enter b, exit b, enter c, exit c, exit a");
+    second.block(&mut writer, &rest, &[]);
+    second.end(5, &[]);
+    let report = report_of(&[first.file(1), second.file(2)]);
+    let emitted = records.len() as u64 + 6 + 5;
+    assert_eq!(identity(&report), (emitted, emitted - 6, 6, 0));
+    assert_eq!(report.losses["budget"], 6);
 }
 
 #[test]

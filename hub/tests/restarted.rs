@@ -3,6 +3,7 @@
 mod common;
 
 use callsight_format::*;
+use callsight_hub::capture::CaptureLimits;
 use common::loss_events;
 use common::packed::*;
 use common::server::*;
@@ -100,5 +101,29 @@ fn what_a_thread_lost_behind_its_last_record_is_in_the_total_once_whatever_the_c
             device.wait_for(3);
         });
         assert_eq!(total(&served), "1 stream, 20 events, 40 dropped, unaccounted=0", "{cause:?}");
+    }
+}
+
+#[test]
+fn what_a_budget_kept_out_and_the_next_drain_brings_again_is_stored_and_not_lost() {
+    for (budget_bytes, resent) in [(7_000, 40), (9_000, 40), (6_000, 70)] {
+        let limits = CaptureLimits { segment_bytes: 0, budget_bytes };
+        let served = serve_within(limits, None, |at| {
+            let mut writer = Writer::new(1);
+            let mut first = drain(at, 1, b"boot", 0);
+            (1..=100).for_each(|number| first.send(&writer.block(number, 10)));
+            first.wait_for(100);
+            drop(first);
+            let behind = 20 * (100 - resent);
+            let mut second = drain(at, 2, b"boot", behind);
+            writer.next = behind;
+            (1..=resent).for_each(|number| second.send(&writer.block(number, 10)));
+            second.end(resent, 20 * resent);
+        });
+        let there: u64 = served.captures().iter().map(|path| packed_hooks(path)).sum();
+        let totals = &served.totals;
+        assert!(there < 20 * (100 + resent), "all were stored, {there}");
+        assert_eq!(totals.stored_events + totals.again_events, there, "{totals}");
+        assert_eq!(totals.stored_events + totals.dropped_events, 2000, "{totals}");
     }
 }

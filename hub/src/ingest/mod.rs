@@ -129,13 +129,23 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// So many events came twice, and were stored the second time alone.
+    fn correct(&mut self, stored_later: u64) {
+        let events = stored_later.min(self.again_events).min(self.dropped_events);
+        self.again_events -= events;
+        self.dropped_events -= events;
+        self.stored_events += events;
+    }
+
     fn count(&mut self, tally: &Tally) {
         self.streams += 1;
         self.resumed_streams += u32::from(tally.resumed_behind.is_some_and(|block| block > 0));
         let again = tally.again_events.min(tally.stored_events());
         self.again_events += again;
         self.stored_events += tally.stored_events() - again;
-        self.dropped_events += tally.dropped_events().beyond(&tally.again_lost).sum();
+        // What came twice and was not stored the second time is counted, or there, by the first.
+        let dropped = tally.dropped_events().beyond(&tally.again_lost).sum();
+        self.dropped_events += dropped.saturating_sub(tally.again_events - again);
         self.unaccounted += tally.sinks.iter().map(SinkTally::unaccounted).sum::<i128>();
     }
 }
@@ -252,6 +262,9 @@ impl Server {
         let uncounted = behind.filter(|ring| !self.captures.tell_left(*ring, &self.books)).count();
         let mut totals = self.totals().clone();
         totals.uncounted_rings = uncounted as u32;
+        // Captures of events are not given what came before, wherever it went.
+        let is_in_chunks = |ring| self.captures.is_unpacked(ring) != Some(true);
+        totals.correct(self.books.stored_later(is_in_chunks));
         totals.dropped_events = totals.dropped_events.saturating_add(self.books.lost_between());
         totals
     }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use callsight_format::{BlockHeader, Cause};
 
-use super::lives::{Life, life_of};
+use super::lives::{Life, MAX_SPANS, life_of};
 use super::part::{Part, WriterPart};
 use super::tally::{OfRing, Tally};
 
@@ -58,7 +58,7 @@ impl State {
             rings.entry(*ring).or_default();
         }
         let beyond = rings.into_iter().map(|(ring, all)| {
-            let counted = self.by_sessions.get(&ring).copied().unwrap_or_default();
+            let counted = self.by_sessions.get(&ring).cloned().unwrap_or_default();
             let all = counted.of_all(all);
             let missing = all.missing.saturating_sub(counted.sums.missing);
             (ring, missing.saturating_add(all.lost.saturating_sub(counted.sums.lost)))
@@ -75,7 +75,7 @@ struct Begun {
 }
 
 /// What the sessions of a ring say, all in all.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Counted {
     sums: Sums,
     /// Records that drains had taken of the ring: before the first of these sessions, and in the end.
@@ -93,6 +93,18 @@ struct Counted {
     /// What no session counts, and a capture tells: one of this server, or of an earlier one.
     told: u64,
     told_earlier: u64,
+    /// What became of events that several sessions had, in their order.
+    shared: Vec<Shared>,
+}
+
+/// What became of some events of a session.
+#[derive(Clone, Copy, Debug)]
+struct Shared {
+    session: u32,
+    /// Stored though another one had them.
+    again: u64,
+    /// Not stored, which are the last ones of its stream.
+    dropped: u64,
 }
 
 impl Counted {
@@ -107,6 +119,27 @@ impl Counted {
         self.has_raw |= has_raw;
         self.is_part |= is_part;
         self.has_later |= taken > 0 && !is_part;
+    }
+
+    fn add_shared(&mut self, session: u32, tally: &Tally) {
+        let dropped = tally.sinks.first().map_or(0, |sink| sink.dropped_events.sum());
+        let again = tally.again_events.min(tally.stored_events());
+        if (again > 0 || dropped > 0) && self.shared.len() < MAX_SPANS {
+            self.shared.push(Shared { session, again, dropped });
+        }
+    }
+
+    /// Events that a session did not store, and a later one did.
+    fn stored_later(&self) -> u64 {
+        let mut shared = self.shared.clone();
+        shared.sort_by_key(|of| of.session);
+        let (mut dropped, mut stored) = (0u64, 0u64);
+        for of in shared {
+            let later = of.again.min(dropped);
+            stored = stored.saturating_add(later);
+            dropped = (dropped - later).saturating_add(of.dropped);
+        }
+        stored
     }
 
     /// The same of a stream that an earlier server had.
@@ -246,6 +279,21 @@ impl Books {
         *state.told.entry(key).or_insert(session) != session
     }
 
+    /// What sinks did of a session of a ring that has ended.
+    pub fn count_stored(&self, session: u32, tally: &Tally) {
+        let Some(ring) = tally.ring else { return };
+        if let Some(counted) = self.lock().by_sessions.get_mut(&ring) {
+            counted.add_shared(session, tally);
+        }
+    }
+
+    /// Events that came twice of these rings, and were stored the second time alone.
+    pub fn stored_later(&self, is_of: impl Fn(RingId) -> bool) -> u64 {
+        let state = self.lock();
+        let rings = state.by_sessions.iter().filter(|(ring, _)| is_of(**ring));
+        rings.fold(0, |sum, (_, counted)| sum.saturating_add(counted.stored_later()))
+    }
+
     /// A session has ended. One without blocks has nothing of what is in here.
     pub fn count(&self, tally: &Tally) {
         let Some(ring) = tally.ring else { return };
@@ -290,7 +338,6 @@ impl Books {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lives::MAX_SPANS;
     use super::*;
 
     /// Blocks as (first, numbered, first time, lost before).

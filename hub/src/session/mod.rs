@@ -222,6 +222,7 @@ impl Session {
             ..Ending::default()
         };
         self.tally.sinks = self.lanes.finish(ending, CLOSE_TIME);
+        self.books.count_stored(self.id, &self.tally);
         self.tell_troubles(host);
         self.tally
     }
