@@ -91,6 +91,9 @@ pub struct Stream {
     pub unnumbered: u64,
     /// Records that its own missing blocks explain.
     pub gaps: u64,
+    /// Records missing before what came first of writers in it, behind missing blocks: some of these had
+    /// them, or a drain before.
+    pub gaps_before: u64,
     /// How many records of its ring other drains had taken before it.
     pub taken: u64,
     /// Whether it is no stream of chunks: its records have no numbers, and say themselves how it
@@ -178,11 +181,12 @@ impl Stream {
         self.settle_end(captures, ledger);
         // Less notes of the drain and torn records, which were found to be no records of the ring.
         let came = self.came - (delivered - ledger.delivered);
-        let missing = self.gaps.saturating_sub(gaps - ledger.gaps);
+        let missing = self.own_gaps().saturating_sub(gaps - ledger.gaps);
         [came, missing, ledger.hidden - hidden].into_iter().fold(self.taken, u64::saturating_add)
     }
 
     fn settle_end(&self, captures: usize, ledger: &mut Ledger) {
+        let gaps = self.own_gaps();
         ledger.missing_blocks = ledger.missing_blocks.saturating_add(self.blocks_not_here());
         ledger.broken_off = !self.is_file_of_events && !self.closed && self.end.is_none();
         match self.end {
@@ -194,7 +198,7 @@ impl Stream {
                 .for_each(|sink| add(&mut ledger.sinks, sink)),
         }
         let dropped = self.sinks.values().flatten().any(|dropped| dropped.records > 0);
-        ledger.unnumbered_gaps |= self.unnumbered > 0 && (dropped || self.gaps > 0);
+        ledger.unnumbered_gaps |= self.unnumbered > 0 && (dropped || gaps > 0);
         ledger.left_in_ring = 0;
         ledger.stopped = self.end.as_ref().is_some_and(|end| !end.done);
         let Some(End { done, emitted: Some(emitted), dropped, in_ring }) = &self.end else {
@@ -204,7 +208,7 @@ impl Stream {
         self.match_notes(dropped, ledger);
         let torn = Cause::Torn as usize;
         let untold_torn = dropped[torn].saturating_sub(self.told[torn]);
-        let known = self.came.saturating_add(sum(dropped)).saturating_add(self.gaps);
+        let known = self.came.saturating_add(sum(dropped)).saturating_add(gaps);
         let (missing, surplus) = (emitted.saturating_sub(known), known.saturating_sub(*emitted));
         match (done, self.misses_nothing()) {
             (true, true) => {
@@ -217,7 +221,7 @@ impl Stream {
             // What is not here is in the ring still, but for what was dropped on the way.
             (false, _) => {
                 let sinks = self.sinks.values().flatten().map(|dropped| dropped.records);
-                let dropped = sinks.fold(0, u64::saturating_add).saturating_sub(self.gaps);
+                let dropped = sinks.fold(0, u64::saturating_add).saturating_sub(gaps);
                 let dropped = dropped.min(missing);
                 ledger.hidden = ledger.hidden.saturating_add(dropped);
                 ledger.left_in_ring = missing - dropped;
@@ -228,10 +232,17 @@ impl Stream {
             let notes = surplus.min(self.unnumbered);
             ledger.delivered -= notes;
             // A gap may be of torn records, of which the drain told in a block that is missing.
-            let torn = untold_torn.min(self.gaps).min(surplus - notes);
+            let torn = untold_torn.min(gaps).min(surplus - notes);
             ledger.gaps -= torn;
             ledger.unaccounted = ledger.unaccounted.saturating_sub_unsigned(surplus - notes - torn);
         }
+    }
+
+    /// What its own missing blocks had, as far as that is known: its end says how much it can be.
+    fn own_gaps(&self) -> u64 {
+        let Some(End { emitted: Some(emitted), dropped, .. }) = &self.end else { return self.gaps };
+        let known = self.came.saturating_add(sum(dropped)).saturating_add(self.gaps);
+        self.gaps.saturating_add(self.gaps_before.min(emitted.saturating_sub(known)))
     }
 
     /// What the capture lacks that lacks least, where each says that of itself.

@@ -280,8 +280,10 @@ impl Numbers {
         // A gap between two streams is of the drain that was killed, as long as this one's blocks
         // have all come.
         let stream = &mut self.streams[self.current];
-        if goes_on || stream.missing_blocks > 0 {
+        if goes_on {
             stream.gaps = stream.gaps.saturating_add(lost);
+        } else if stream.missing_blocks > 0 {
+            stream.gaps_before = stream.gaps_before.saturating_add(lost);
         }
         life.sent = end;
         if end > life.next {

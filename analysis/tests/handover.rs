@@ -57,6 +57,29 @@ fn what_a_budget_kept_out_and_the_next_drain_sent_again_is_here_and_not_lost() {
 }
 
 #[test]
+fn what_a_stream_lacks_at_its_start_and_what_went_before_it_are_lost_once() {
+    for (taken, between) in [(true, 40), (false, 40), (true, 0)] {
+        let mut writer = Writer::new(7, 7);
+        let mut first = Sender::new(1);
+        let records = [birth(7, 7, 0), calls(7, 100, "enter a")].concat();
+        first.block(&mut writer, &records, &[]);
+        writer.next += between;
+        let mut second = Sender::new(2);
+        if taken {
+            second = second.taking_over(writer.next, 7, "/bin/p");
+        }
+        second.block(&mut writer, &calls(7, 200, "enter b, exit b"), &[]);
+        second.block(&mut writer, &calls(7, 300, "enter c, exit a"), &[]);
+        second.end(4, &[]);
+        // A server passed on that it had it, and not the block.
+        second.chunks.remove(1);
+        let report = report_of(&[first.file(1), second.file(2)]);
+        let (here, lost) = (records.len() as u64 + 2, between + 2);
+        assert_eq!(identity(&report), (here + lost, here, lost, 0), "{taken} {between}");
+    }
+}
+
+#[test]
 fn what_a_killed_drain_took_along_is_exact() {
     let mut writer = Writer::new(7, 7);
     let mut first = Sender::new(1);
