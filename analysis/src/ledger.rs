@@ -174,18 +174,22 @@ impl Stream {
         self.sinks.insert((file, SINK_DROPPED), dropped_by_sink(fields, SINK_DROPPED));
     }
 
-    /// Adds what is known of it, to the sums over the streams before it. It came in so many `captures`.
-    /// Returns how many records drains had taken of the ring when it was at its end, at least.
-    pub fn settle(&self, captures: usize, ledger: &mut Ledger) -> u64 {
+    /// Adds what is known of it, to the sums over the streams before it, which had what was `taken` of the
+    /// ring by then. It came in so many `captures`. Returns how many records drains had taken of the ring
+    /// when it was at its end, at least.
+    pub fn settle(&self, captures: usize, taken: u64, ledger: &mut Ledger) -> u64 {
         let Ledger { delivered, gaps, hidden, .. } = *ledger;
-        self.settle_end(captures, ledger);
+        let beyond = self.settle_end(captures, taken > 0, ledger);
         // Less notes of the drain and torn records, which were found to be no records of the ring.
         let came = self.came - (delivered - ledger.delivered);
         let missing = self.own_gaps().saturating_sub(gaps - ledger.gaps);
-        [came, missing, ledger.hidden - hidden].into_iter().fold(self.taken, u64::saturating_add)
+        let taken_here = [came, missing, ledger.hidden - hidden, beyond];
+        taken_here.into_iter().fold(self.taken, u64::saturating_add).max(taken)
     }
 
-    fn settle_end(&self, captures: usize, ledger: &mut Ledger) {
+    /// Behind another stream of its ring, what its end says to be missing may be what that one had and this
+    /// one was to bring again: it is returned, and is for the sum over the streams to find.
+    fn settle_end(&self, captures: usize, is_later: bool, ledger: &mut Ledger) -> u64 {
         let gaps = self.own_gaps();
         ledger.missing_blocks = ledger.missing_blocks.saturating_add(self.blocks_not_here());
         ledger.broken_off = !self.is_file_of_events && !self.closed && self.end.is_none();
@@ -202,7 +206,7 @@ impl Stream {
         ledger.left_in_ring = 0;
         ledger.stopped = self.end.as_ref().is_some_and(|end| !end.done);
         let Some(End { done, emitted: Some(emitted), dropped, in_ring }) = &self.end else {
-            return;
+            return 0;
         };
         ledger.in_ring = *in_ring;
         self.match_notes(dropped, ledger);
@@ -214,6 +218,7 @@ impl Stream {
             (true, true) => {
                 ledger.unaccounted = ledger.unaccounted.saturating_add_unsigned(missing);
             }
+            (true, false) if is_later => {}
             (true, false) => {
                 ledger.hidden = ledger.hidden.saturating_add(missing);
                 ledger.unnumbered_gaps |= self.unnumbered > 0 && missing > 0;
@@ -236,6 +241,7 @@ impl Stream {
             ledger.gaps -= torn;
             ledger.unaccounted = ledger.unaccounted.saturating_sub_unsigned(surplus - notes - torn);
         }
+        if *done && is_later && !self.misses_nothing() { missing } else { 0 }
     }
 
     /// What its own missing blocks had, as far as that is known: its end says how much it can be.

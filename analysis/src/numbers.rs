@@ -323,7 +323,7 @@ impl Numbers {
         }
         let mut taken = 0;
         for (stream, captures) in self.streams.iter().zip(captures) {
-            taken = stream.settle(captures, &mut ledger).max(taken);
+            taken = stream.settle(captures, taken, &mut ledger);
         }
         ledger.all_ended = is_bounded(&self.streams);
         // What a drain held that was killed, or sent without numbers to a server that never got it: of
