@@ -417,7 +417,7 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
     let ran = program.shell().ok("trap '' HUP; callsight run --dir traces -- ./prog");
     assert!(ran.stdout.starts_with("ignored\n"), "{ran}");
     let hang_up = "
-        callsight serve --host 127.0.0.1 --port 0 --out traces > said &
+        : > said; callsight serve --host 127.0.0.1 --port 0 --out traces > said &
         until grep -q listening said; do sleep 0.01; done
         kill -HUP $!; sleep 0.3
         if kill -TERM $!; then echo goes on; fi

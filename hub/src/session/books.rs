@@ -109,11 +109,12 @@ struct Shared {
 
 impl Counted {
     fn add(&mut self, tally: &Tally) {
-        let OfRing { taken, came, again, dropped, has_raw, is_part } = tally.of_ring;
+        let OfRing { taken, taken_in_the_end, came, again, dropped, has_raw, is_part } =
+            tally.of_ring;
         self.sums.add(tally.lost_by_writers(), tally.missing_records);
         self.first_taken = Some(self.first_taken.map_or(taken, |first| first.min(taken)));
         let end = taken.saturating_add(came).saturating_add(tally.missing_records);
-        self.last_taken = self.last_taken.max(end);
+        self.last_taken = self.last_taken.max(end).max(taken_in_the_end.unwrap_or(0));
         self.came = self.came.saturating_add(came.saturating_sub(again));
         self.dropped = self.dropped.max(dropped);
         self.has_raw |= has_raw;

@@ -198,6 +198,7 @@ impl Session {
         (self.tally.lost_in_ring, self.tally.missing_records) = (lost_in_ring, missing);
         self.tally.of_ring = OfRing {
             taken: self.earlier.map_or(self.taken_before, |part| part.end()),
+            taken_in_the_end: self.taken_in_the_end(),
             came: self.raw_records.saturating_add(self.packed_records),
             again: self.again_records,
             dropped: self.dropped_in_ring(),
@@ -403,6 +404,9 @@ impl Session {
         let passed_over = self.numbers.missing_records().saturating_sub(lost.of(Cause::Torn));
         let resumed = self.tally.resumed_behind.is_some();
         let emitted = match &self.end {
+            // What it misses may be what a stream before it had and it was to bring again: the sum over
+            // all streams tells.
+            Some(_) if self.is_behind_another() => None,
             Some(end) if end.reason == END_DONE && (!resumed || self.had_records.is_some()) => {
                 end.emitted_records
             }
@@ -419,6 +423,18 @@ impl Session {
                 if self.raw_records > 0 { passed_over.max(missing) } else { missing }
             }
         }
+    }
+
+    /// Whether other drains had taken some of its ring before, and it brings numbers alone.
+    fn is_behind_another(&self) -> bool {
+        self.taken_before > 0 && self.raw_records == 0
+    }
+
+    /// Records that drains had taken of its ring when it was done with, where its end says that.
+    fn taken_in_the_end(&self) -> Option<u64> {
+        let end = self.end.as_ref().filter(|end| end.reason == END_DONE)?;
+        let stored = end.emitted_records?.saturating_sub(end.dropped_events.sum());
+        self.is_behind_another().then(|| self.taken_before.saturating_add(stored))
     }
 
     /// What its writers dropped in the whole life of a ring that is done with, but for those that found no

@@ -69,6 +69,8 @@ pub struct Tally {
 pub(super) struct OfRing {
     /// That drains had taken before this one.
     pub taken: u64,
+    /// That drains had taken when it was done with, where its end says that.
+    pub taken_in_the_end: Option<u64>,
     /// That came.
     pub came: u64,
     /// Of these, that another stream of this server brought too.
