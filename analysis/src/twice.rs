@@ -3,6 +3,7 @@
 //! Numbered records that come again were left out before: these are threads that were matched apart.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use rustc_hash::FxHashMap;
 
@@ -32,12 +33,28 @@ impl Stretch {
     }
 }
 
+/// A stream of a group.
+struct Trace {
+    path: PathBuf,
+    is_packed: bool,
+}
+
+impl Trace {
+    fn form(&self) -> &'static str {
+        if self.is_packed { "chunks" } else { "events" }
+    }
+
+    /// Whether another one is of the same sink, as far as can be seen: then it goes on with this one.
+    fn is_with(&self, other: &Trace) -> bool {
+        self.is_packed == other.is_packed && self.path.parent() == other.path.parent()
+    }
+}
+
 /// See the file's first lines.
 #[derive(Default)]
 pub struct Twice {
     threads: FxHashMap<Thread, Vec<Stretch>>,
-    /// What people call them.
-    traces: Vec<String>,
+    traces: Vec<Trace>,
     /// Those of the group at hand, by stream.
     here: FxHashMap<u32, usize>,
 }
@@ -48,8 +65,8 @@ impl Twice {
         self.here.clear();
         for segment in &group.segments {
             self.here.entry(segment.stream).or_insert_with(|| {
-                let form = if segment.is_packed() { "chunks" } else { "events" };
-                self.traces.push(format!("{} ({form})", segment.path.display()));
+                let (path, is_packed) = (segment.path.clone(), segment.is_packed());
+                self.traces.push(Trace { path, is_packed });
                 self.traces.len() - 1
             });
         }
@@ -81,8 +98,18 @@ impl Twice {
         }
         for ((one, other), pids) in pairs {
             let (one, other) = (&self.traces[one], &self.traces[other]);
+            if one.is_with(other) {
+                continue;
+            }
+            let shown = |trace: &Trace| format!("{} ({})", trace.path.display(), trace.form());
+            let help = match one.is_packed == other.is_packed {
+                true => "one of the two folders",
+                false => "the files of events or those of chunks",
+            };
             let twice = format!(
-                ": in two traces, {one} and {other}: calls are added up; analyze one of them"
+                ": in two traces, {} and {}: calls are added up; analyze {help} alone",
+                shown(one),
+                shown(other)
             );
             pids.iter().for_each(|pid| said.say_of(&format!("process {pid}"), &twice));
         }

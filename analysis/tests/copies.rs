@@ -180,7 +180,7 @@ fn events_and_chunks_of_the_same_calls_are_added_up_and_said_to_be_twice() {
             assert!(line.starts_with("process 7: in two traces, "), "{line}");
             assert!(line.contains("stream.1.0.bin (events) and "), "{line}");
             assert!(
-                line.ends_with("stream.2.0.bin (chunks): calls are added up; analyze one of them"),
+                line.ends_with("stream.2.0.bin (chunks): calls are added up; analyze the files of events or those of chunks alone"),
                 "{line}"
             );
         }
