@@ -4,6 +4,7 @@ mod common;
 
 use callsight_format::*;
 use callsight_hub::capture::CaptureLimits;
+use callsight_hub::ingest::Destinations;
 use common::loss_events;
 use common::packed::*;
 use common::server::*;
@@ -125,5 +126,40 @@ fn what_a_budget_kept_out_and_the_next_drain_brings_again_is_stored_and_not_lost
         assert!(there < 20 * (100 + resent), "all were stored, {there}");
         assert_eq!(totals.stored_events + totals.again_events, there, "{totals}");
         assert_eq!(totals.stored_events + totals.dropped_events, 2000, "{totals}");
+    }
+}
+
+#[test]
+fn what_an_earlier_server_told_is_not_in_the_last_line_of_the_next() {
+    for unpacked in [false, true] {
+        let destinations = || Destinations { unpacked, ..Destinations::default() };
+        let notes = loss_events(1, Cause::Full, 12);
+        let (left, mut writer) = (tempfile::tempdir().expect("a folder"), Writer::new(1));
+        let dir = tempfile::tempdir().expect("a folder");
+        run_server_on(dir, NO_LIMITS, None, destinations(), |at, dir| {
+            let mut device = drain(at, 1, b"boot", 0);
+            device.send(&writer.block(1, 10));
+            (writer.next, writer.full) = (writer.next + 12, 12);
+            device.send(&writer.block_with(2, 10, &notes));
+            device.wait_for(2);
+            for entry in std::fs::read_dir(dir).expect("list") {
+                let entry = entry.expect("an entry");
+                std::fs::copy(entry.path(), left.path().join(entry.file_name())).expect("copy");
+            }
+        });
+        let served = run_server_on(left, NO_LIMITS, None, destinations(), |at, _| {
+            let mut device = drain(at, 1, b"boot", 0);
+            device.wait_for(2);
+            (writer.next, writer.full) = (writer.next + 5, 17);
+            device.send(&writer.block_with(3, 10, &loss_events(1, Cause::Full, 5)));
+            device.send(&end(3, 60 + 17, &[(Cause::Full, 17)]));
+            device.wait_for(4);
+        });
+        let behind = "without what an earlier server had of 1 stream";
+        assert_eq!(
+            total(&served),
+            format!("1 stream, 20 events, 5 dropped, unaccounted=0, {behind}")
+        );
+        assert!(served.said("5 dropped: 5 full; emitted 25, unaccounted=0"), "{:?}", served.lines);
     }
 }

@@ -128,7 +128,7 @@ impl CaptureDir {
             records: position.part.came.saturating_add(position.part.missing),
             writers: directory.writers_behind(id, &position),
         });
-        let earlier = Earlier { part: Some(position.part), read };
+        let earlier = Earlier { part: Some(position.part), is_small: true, read };
         Some(Resumed { id, last_block, unpacked: true, capture, earlier })
     }
 
@@ -191,9 +191,10 @@ impl CaptureDir {
     ) -> Option<Resumed> {
         let last_block = found.last_block.unwrap_or(0);
         let directory = self.clone();
+        let is_small = self.bytes_before(id, u32::MAX) <= MOST_LEFT_BYTES;
         let read = Box::new(move || directory.had_in_chunks(id, last_block));
         let resumed = |capture: Option<Box<dyn Sink>>| {
-            let earlier = Earlier { part: None, read };
+            let earlier = Earlier { part: None, is_small, read };
             Some(Resumed { id, last_block, unpacked: false, capture, earlier })
         };
         if found.ended {

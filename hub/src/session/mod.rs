@@ -75,8 +75,13 @@ pub struct Session {
     books: Arc<Books>,
     /// What an earlier server had of the stream, as far as that is known.
     earlier: Option<Part>,
-    /// Finds out the rest of that; until the first block has come.
+    /// Finds out the rest of that.
     read_earlier: Option<ReadHad>,
+    /// Whether that is done in a moment.
+    earlier_is_small: bool,
+    has_begun: bool,
+    /// What writers had dropped by then.
+    lost_by_then: Option<u64>,
     /// Records that it had, where blocks behind them are missing.
     had_records: Option<u64>,
     /// What tells the sender's ring from others.
@@ -118,7 +123,8 @@ impl Session {
 
     /// One whose beginning an earlier server had, and left this.
     pub(crate) fn behind(self, earlier: Earlier) -> Session {
-        Session { earlier: earlier.part, read_earlier: Some(earlier.read), ..self }
+        let Earlier { part, is_small: earlier_is_small, read } = earlier;
+        Session { earlier: part, read_earlier: Some(read), earlier_is_small, ..self }
     }
 
     fn begin(meta: &SessionMeta, sinks: Vec<Box<dyn Sink>>, last_block: u64) -> Session {
@@ -135,6 +141,9 @@ impl Session {
             books: Arc::default(),
             earlier: None,
             read_earlier: None,
+            earlier_is_small: false,
+            has_begun: false,
+            lost_by_then: None,
             had_records: None,
             ring: 0,
             late: false,
@@ -196,6 +205,7 @@ impl Session {
         let (mut lost_before, lost_in_ring, missing) = self.lost_before();
         self.tally.ring = self.stream.map(|_| self.ring);
         (self.tally.lost_in_ring, self.tally.missing_records) = (lost_in_ring, missing);
+        self.tally.lost_earlier = self.lost_earlier(&lost_in_ring);
         self.tally.of_ring = OfRing {
             taken: self.earlier.map_or(self.taken_before, |part| part.end()),
             taken_in_the_end: self.taken_in_the_end(),
@@ -245,8 +255,8 @@ impl Session {
             self.tally.duplicate_blocks += 1;
             return;
         }
-        if let Some(read) = self.read_earlier.take() {
-            self.go_on(read, header.number, host);
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.go_on(header.number, host);
         }
         self.last_block = header.number;
         // What came before the greeting has no numbers.
@@ -264,19 +274,39 @@ impl Session {
 
     /// Goes on where an earlier server had blocks of the stream: the first one that comes shows whether all
     /// of them are here.
-    fn go_on(&mut self, read: ReadHad, number: u64, host: &dyn Host) {
+    fn go_on(&mut self, number: u64, host: &dyn Host) {
         let next = self.last_block.saturating_add(1);
-        if number > next {
-            let had = read();
-            self.numbers = Numbers::going_on(&had.writers);
-            self.had_records = Some(had.records);
-            host.say(&format!(
-                "blocks {next} to {} are missing: dropped by their sender, or {} was put back from a \
-                 copy older than they are",
-                number - 1,
-                self.lanes.first_name(),
-            ));
+        if number == next || self.read_earlier.is_none() {
+            return;
         }
+        let Some(had) = self.read_had() else { return };
+        self.numbers = Numbers::going_on(&had.writers);
+        self.had_records = Some(had.records);
+        host.say(&format!(
+            "blocks {next} to {} are missing: dropped by their sender, or {} was put back from a \
+             copy older than they are",
+            number - 1,
+            self.lanes.first_name(),
+        ));
+    }
+
+    /// Reads what an earlier server had of the stream.
+    fn read_had(&mut self) -> Option<Had> {
+        let had = self.read_earlier.take()?();
+        let is_first = self.taken_before == 0;
+        let lost = had.writers.iter().flatten().map(|writer| writer.lost_here(is_first));
+        self.lost_by_then = Some(lost.fold(0, u64::saturating_add));
+        Some(had)
+    }
+
+    /// Of what writers dropped, as the end says, that of which an earlier server had told.
+    fn lost_earlier(&mut self, in_ring: &Losses) -> Losses {
+        if self.end.is_some() && self.earlier.is_none() && self.earlier_is_small {
+            self.read_had();
+        }
+        let by_then = self.earlier.map(|part| part.lost).or(self.lost_by_then).unwrap_or(0);
+        let told_here = self.watch.told().sum();
+        in_ring.up_to(by_then.min(in_ring.sum().saturating_sub(told_here)))
     }
 
     /// Reads the losses that the notes in a block tell, and which of them another stream told; whether

@@ -56,6 +56,8 @@ impl Part {
 pub(crate) struct Earlier {
     /// Of its ring, where that is known.
     pub part: Option<Part>,
+    /// Whether the rest is found out in a moment.
+    pub is_small: bool,
     /// Finds out the rest; may read all of the capture.
     pub read: ReadHad,
 }

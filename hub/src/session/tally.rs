@@ -37,6 +37,8 @@ pub struct Tally {
     pub received_events: u64,
     /// Events lost before they got here: as the sender says, or as their numbers show.
     pub lost_before: Losses,
+    /// Of these, those of which an earlier server of the stream had told.
+    pub lost_earlier: Losses,
     /// The last block that an earlier server had; what it got is not counted here.
     pub resumed_behind: Option<u64>,
     /// Blocks that came again and were left out.
@@ -92,7 +94,11 @@ impl Tally {
 
     /// What did not reach the first sink, on the way or there.
     pub fn dropped_events(&self) -> Losses {
-        self.sinks.first().map_or(self.lost_before, |sink| self.dropped_for(sink))
+        self.sinks.first().map_or(self.lost_since(), |sink| self.dropped_for(sink))
+    }
+
+    fn lost_since(&self) -> Losses {
+        self.lost_before.beyond(&self.lost_earlier)
     }
 
     /// What the writers of its ring dropped, as they say, less what another stream told of. Those that
@@ -103,7 +109,7 @@ impl Tally {
     }
 
     fn dropped_for(&self, sink: &SinkTally) -> Losses {
-        self.lost_before.plus(&sink.dropped_events)
+        self.lost_since().plus(&sink.dropped_events)
     }
 
     /// The account of each sink behind the first one, for people.
@@ -118,7 +124,7 @@ impl Tally {
         let causes =
             if dropped.sum() > 0 { format!(": {}", dropped.by_cause()) } else { "".into() };
         let events = counted(sink.delivered_events, "event");
-        let emitted = sink.emitted_events + self.lost_before.sum();
+        let emitted = sink.emitted_events + self.lost_since().sum();
         let since =
             self.resumed_behind.map_or(String::new(), |block| format!(" since block {block}"));
         format!(
