@@ -325,11 +325,11 @@ impl Stack {
 
     fn exit_of_nothing(&mut self) {
         let tally = &mut self.tally;
-        if self.forked {
-            tally.inherited_exits += 1;
-        } else if self.lost_events > 0 {
+        if self.lost_events > 0 {
             self.lost_events -= 1;
             tally.exits_after_loss += 1;
+        } else if self.forked {
+            tally.inherited_exits += 1;
         } else if self.resumed {
             tally.exits_after_loss += 1;
             tally.mismatches_resumed += 1;

@@ -298,3 +298,13 @@ fn more_processes_than_a_capture_can_have_are_counted() {
     assert_eq!(report.rows.iter().map(|row| row.calls).sum::<u64>(), 65_539);
     assert_noticed(&report, "3 processes are not told apart");
 }
+
+#[test]
+fn an_exit_of_a_forked_process_that_lost_events_is_explained_by_these_first() {
+    let exits = |lost: u64| {
+        let child = Records::default().forked(8, 8, "/bin/app").lost(8, Cause::Full as u32, lost);
+        let totals = report(child.thread(8, "exit a").end(8).file(ByteOrder::Little)).totals;
+        (totals.inherited_exits, totals.exits_after_loss)
+    };
+    assert_eq!([exits(0), exits(2)], [(1, 0), (0, 1)]);
+}

@@ -55,7 +55,7 @@ pub struct Args {
     /// Most megabytes the captures may take; 0 for no limit [default: 512]
     #[arg(long, value_name = "MB")]
     max_mb: Option<u64>,
-    /// Most events to record; 0 for no limit [default: 0]
+    /// Most events that each process records; 0 for no limit [default: 0]
     #[arg(long, value_name = "N")]
     max_events: Option<u64>,
     /// What to do when --max-mb is reached: record no more, or drop the oldest [default: stop]

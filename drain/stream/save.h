@@ -135,6 +135,21 @@ static int capture_try_folder(struct capture *capture, const char *folder)
     return access(folder, W_OK | X_OK) == 0;
 }
 
+/* Writes what stands before the events of a file, where it has none yet; 0 with errno. */
+static int capture_head(struct capture *capture)
+{
+    if (capture->bytes > 0)
+        return 1;
+    if (capture_write(capture, &capture->header, sizeof capture->header)
+        && capture_write(capture, capture->hello, capture->hello_count))
+        return 1;
+    int error = errno;
+    if (capture->bytes > 0 && ftruncate(capture->file, 0) == 0)
+        capture->bytes = 0;
+    errno = error;
+    return 0;
+}
+
 /* Makes a file, and writes what stands before its events; 0 with errno. */
 static int capture_open(struct capture *capture)
 {
@@ -153,9 +168,7 @@ static int capture_open(struct capture *capture)
     capture->bytes = capture->room = 0;
     capture->header.pid = id - 1;
     size_t count = sizeof capture->header + capture->hello_count;
-    if (!capture_has_room(capture, count)
-        || !capture_write(capture, &capture->header, sizeof capture->header)
-        || !capture_write(capture, capture->hello, capture->hello_count))
+    if (!capture_has_room(capture, count) || !capture_head(capture))
         return 0;
     say("writing %s", capture->path);
     return 1;
@@ -250,13 +263,14 @@ static int capture_is_within(const struct capture *capture, uint64_t count)
            || capture->spent + capture->bytes + count + TAIL_BYTES <= capture->budget;
 }
 
-/* Stores a chunk; 0 where it cannot. The last two need no room: it is there. */
+/* Stores a chunk; 0 where it cannot. The last two need no room: it is there, unless there was none for
+ * the head of the file; that may be there by now. */
 static int capture_store_in(struct capture *capture, uint32_t kind, size_t count, int is_tail)
 {
     /* With the very last chunk alone a file would be of no use. */
     if (kind != CALLSIGHT_CHUNK_SINK && !capture_is_whole(capture) && !capture_open(capture))
         return 0;
-    return (is_tail || capture_has_room(capture, count))
+    return (is_tail ? capture_head(capture) : capture_has_room(capture, count))
            && capture_write(capture, capture->chunk, count);
 }
 
@@ -314,7 +328,7 @@ static void capture_run(int socket, const char *folder, uint64_t budget)
     }
     while ((count = capture_read(&capture, &header)) > 0) {
         capture_store(&capture, header.kind, count);
-        if (header.kind == CALLSIGHT_CHUNK_HELLO)
+        if (header.kind == CALLSIGHT_CHUNK_HELLO && capture.hello_count == 0)
             capture_keep_hello(&capture, count);
         capture_report(&capture);
     }

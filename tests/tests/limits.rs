@@ -501,3 +501,26 @@ fn a_ring_cut_short_under_threads_in_hooks_harms_none_of_them() {
         }
     }
 }
+
+#[test]
+fn a_file_that_has_room_for_its_head_only_in_the_end_tells_all_that_it_lacks() {
+    let program = Program::c(include_str!("../programs/producer.c")).build(Hooks::Ours);
+    program.tracing();
+    let inner = "mount -t tmpfs -o size=1m none traces || exit 7
+        head -c 2000000 /dev/zero > traces/fill; (sleep 1; rm traces/fill) &
+        callsight serve --port 0 --host 127.0.0.1 --out served > said & server=$!
+        until grep -qs listening said; do sleep 0.02; done
+        port=$(grep -o \"127.0.0.1:[0-9]*\" said | head -n 1)
+        callsight run --path traces/p --live $port -- ./prog 400000 1 5000
+        mkdir kept && cp traces/p/* kept/; kill $server; wait $server";
+    let ran = program.shell().run(&format!("unshare --map-root-user --mount bash -c '{inner}'"));
+    if ran.stderr.contains("unshare") || ran.stderr.contains("mount:") {
+        let name = "a_file_that_has_room_for_its_head_only_in_the_end_tells_all_that_it_lacks";
+        return skip(name, &ran.stderr);
+    }
+    let report = |of: &str| Report::of(&program.shell(), &[of]);
+    let (there, kept) = (report("served"), report("kept"));
+    assert_eq!((there.calls_of("leaf"), there.lost()), (400_000, 0), "{ran}");
+    assert_eq!(kept.number("events") + kept.lost(), there.number("events"), "{ran}");
+    assert_eq!(kept.calls_of("leaf"), 0, "it had room from the start: {ran}");
+}
